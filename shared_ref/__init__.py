@@ -1,0 +1,32 @@
+"""The kv-canary plan contract as code, in numpy alone: reference, validation rules, conformance kit."""
+
+from .constants import (
+    DUMMY_SLOT,
+    NO_SLOT,
+    NO_TOKEN,
+    PADDING_ROW,
+    PLAN_BS_BLOCK_SIZE,
+    VERIFY_OFFSETS_SCRATCH_LEN,
+)
+from .plan import VerifyPlan, WritePlan
+from .reference import (
+    launch_canary_plan_kernels_reference,
+    launch_plan_entries_kernel_reference,
+    launch_plan_offsets_kernel_reference,
+)
+from .validation import has_swa_mapping
+
+__all__ = [
+    "DUMMY_SLOT",
+    "NO_SLOT",
+    "NO_TOKEN",
+    "PADDING_ROW",
+    "PLAN_BS_BLOCK_SIZE",
+    "VERIFY_OFFSETS_SCRATCH_LEN",
+    "VerifyPlan",
+    "WritePlan",
+    "has_swa_mapping",
+    "launch_canary_plan_kernels_reference",
+    "launch_plan_entries_kernel_reference",
+    "launch_plan_offsets_kernel_reference",
+]

@@ -1,0 +1,205 @@
+"""The plan's fields and the launchers' arguments, stated once (contract, sections 2 and 3).
+
+Allocation, validation, comparison, conformance files and documentation read this module; nobody else
+spells a field's dtype or length.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import enum
+from typing import Any, ClassVar, Generic, NamedTuple, TypeVar
+
+from .constants import VERIFY_OFFSETS_SCRATCH_LEN
+
+Array = TypeVar("Array")
+
+ITEM_BYTES = {"int32": 4, "int64": 8}
+
+
+class Length(enum.Enum):
+    """Length of a plan's field, as a function of the plan's capacity."""
+
+    ONE = "1"
+    CAPACITY = "capacity"
+    CAPACITY_PLUS_ONE = "capacity + 1"
+
+    def of(self, capacity: int) -> int:
+        return {Length.ONE: 1, Length.CAPACITY: capacity, Length.CAPACITY_PLUS_ONE: capacity + 1}[self]
+
+
+class Field(NamedTuple):
+    """One buffer of a plan."""
+
+    name: str
+    argument: str
+    """Its name as an argument of the staged launchers, and in every message."""
+    dtype: str
+    length: Length
+
+
+def _buffer(dtype: str, length: Length, argument: str) -> Any:
+    return dataclasses.field(metadata={"dtype": dtype, "length": length, "argument": argument})
+
+
+class Plan:
+    """What `VerifyPlan` and `WritePlan` of every framework share."""
+
+    CAPACITY: ClassVar[str]
+    """Name of the capacity, as `allocate` takes it."""
+
+    @classmethod
+    def fields(cls) -> tuple[Field, ...]:
+        """The plan's buffers, in the contract's order."""
+        return tuple(Field(f.name, **f.metadata) for f in dataclasses.fields(cls))  # type: ignore[arg-type]
+
+    @classmethod
+    def allocation_bytes(cls, capacity: int) -> int:
+        """Bytes that a plan of this capacity (entries or requests) occupies."""
+        return sum(ITEM_BYTES[f.dtype] * f.length.of(capacity) for f in cls.fields())
+
+    @classmethod
+    def check_capacity(cls, capacity: int) -> None:
+        """Raise ValueError for a capacity below 1 (section 3)."""
+        if capacity < 1:
+            name = "VerifyPlan" if issubclass(cls, VerifyPlanFields) else "WritePlan"
+            raise ValueError(f"kv-canary: {name} {cls.CAPACITY} must be positive, got {capacity}")
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True, eq=False)
+class VerifyPlanFields(Plan, Generic[Array]):
+    """Which slots to check in this step: one entry per cached position of each request."""
+
+    CAPACITY: ClassVar[str] = "verify_capacity"
+
+    verify_slot_indices: Array = _buffer("int64", Length.CAPACITY, "out_verify_slot_indices")
+    verify_expected_tokens: Array = _buffer("int64", Length.CAPACITY, "out_verify_expected_tokens")
+    verify_expected_positions: Array = _buffer("int64", Length.CAPACITY, "out_verify_expected_positions")
+    verify_prev_slot_indices: Array = _buffer("int64", Length.CAPACITY, "out_verify_prev_slot_indices")
+    verify_num_valid: Array = _buffer("int32", Length.ONE, "out_verify_num_valid")
+    enable: Array = _buffer("int32", Length.ONE, "out_verify_enable")
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True, eq=False)
+class WritePlanFields(Plan, Generic[Array]):
+    """How the tokens written in this step continue each request's chain: one row per request."""
+
+    CAPACITY: ClassVar[str] = "write_req_capacity"
+
+    write_offsets: Array = _buffer("int64", Length.CAPACITY_PLUS_ONE, "out_write_offsets")
+    write_seed_slot_indices: Array = _buffer("int64", Length.CAPACITY, "out_write_seed_slot_indices")
+    write_num_valid_reqs: Array = _buffer("int32", Length.ONE, "out_write_num_valid_reqs")
+
+
+class Tensor(NamedTuple):
+    """A launcher's tensor argument: what section 6 checks of it."""
+
+    name: str
+    dtype: str
+    ndim: int = 1
+    length: str | int | None = None
+    """What dimension 0 must be: a number, or the name of a quantity of the call; None: anything."""
+    at_least: bool = False
+    optional: bool = False
+    output: bool = False
+
+
+class Integer(NamedTuple):
+    """A launcher's Python integer."""
+
+    name: str
+    optional: bool = False
+
+
+@dataclasses.dataclass(frozen=True, eq=False)
+class Launcher:
+    """A launcher's arguments, each group in signature order, plan objects as their fields."""
+
+    name: str
+    tensors: tuple[Tensor, ...]
+    integers: tuple[Integer, ...]
+    device_reference: str
+
+
+def _inputs(*names: str) -> tuple[Tensor, ...]:
+    return tuple(_INPUTS[name] for name in names)
+
+
+def _outputs(plan: type[Plan]) -> dict[str, Tensor]:
+    quantity: dict[tuple[str, Length], str | int] = {
+        ("verify_capacity", Length.CAPACITY): "verify_columns_len",
+        ("write_req_capacity", Length.CAPACITY): "write_req_capacity",
+        ("write_req_capacity", Length.CAPACITY_PLUS_ONE): "write_offsets_len",
+    }
+    return {
+        f.argument: Tensor(
+            f.argument, f.dtype, length=quantity.get((plan.CAPACITY, f.length), 1), output=True
+        )
+        for f in plan.fields()
+    }
+
+
+_INPUTS = {
+    tensor.name: tensor
+    for tensor in (
+        Tensor("req_pool_indices", "int64"),
+        Tensor("prefix_lens", "int64", length="bs"),
+        Tensor("extend_seq_lens", "int64", length="bs"),
+        Tensor("req_to_token", "int32", ndim=2),
+        Tensor("full_to_swa_index_mapping", "int64", optional=True),
+        Tensor("req_to_verify_expected_tokens", "int32", ndim=2, optional=True),
+        Tensor("req_to_verify_expected_tokens_valid_lens", "int64", length="bs", optional=True),
+    )
+}
+VERIFY_OUTPUTS = _outputs(VerifyPlanFields)
+WRITE_OUTPUTS = _outputs(WritePlanFields)
+COLUMNS = tuple(f.argument for f in VerifyPlanFields.fields() if f.length is Length.CAPACITY)
+"""The four verify columns, by argument name."""
+
+PLAN_INPUTS = tuple(_INPUTS)
+"""The tensors a plan is built from, by name, in signature order."""
+
+_SCRATCH = Tensor(
+    "out_verify_offsets_scratch", "int64", length=VERIFY_OFFSETS_SCRATCH_LEN, at_least=True, output=True
+)
+
+LAUNCH_PLAN = Launcher(
+    "launch_canary_plan_kernels",
+    (*VERIFY_OUTPUTS.values(), *WRITE_OUTPUTS.values(), *_INPUTS.values()),
+    (Integer("swa_window_size"), Integer("verify_capacity"), Integer("kv_token_id_vs_position_offset")),
+    device_reference="out_verify_slot_indices",
+)
+LAUNCH_OFFSETS = Launcher(
+    "launch_plan_offsets_kernel",
+    (
+        *_inputs(
+            "req_pool_indices", "prefix_lens", "extend_seq_lens", "req_to_token", "full_to_swa_index_mapping"
+        ),
+        _SCRATCH,
+        WRITE_OUTPUTS["out_write_offsets"],
+        WRITE_OUTPUTS["out_write_seed_slot_indices"],
+        VERIFY_OUTPUTS["out_verify_num_valid"],
+        VERIFY_OUTPUTS["out_verify_enable"],
+        WRITE_OUTPUTS["out_write_num_valid_reqs"],
+    ),
+    (
+        Integer("swa_window_size"),
+        Integer("verify_capacity"),
+        Integer("req_to_token_stride0", optional=True),
+        Integer("write_offsets_len", optional=True),
+        Integer("write_req_capacity", optional=True),
+    ),
+    device_reference="out_verify_offsets_scratch",
+)
+LAUNCH_ENTRIES = Launcher(
+    "launch_plan_entries_kernel",
+    (
+        *_inputs("req_pool_indices", "prefix_lens", "req_to_token", "full_to_swa_index_mapping"),
+        _SCRATCH._replace(name="verify_offsets_scratch", output=False),
+        VERIFY_OUTPUTS["out_verify_enable"]._replace(name="verify_enable", output=False),
+        *_inputs("req_to_verify_expected_tokens", "req_to_verify_expected_tokens_valid_lens"),
+        *(VERIFY_OUTPUTS[name] for name in COLUMNS),
+    ),
+    (Integer("kv_token_id_vs_position_offset"), Integer("swa_window_size")),
+    device_reference="verify_offsets_scratch",
+)

@@ -1,0 +1,325 @@
+"""The rules of a call, for every framework (contract, section 6).
+
+A frontend says how to describe its arrays (`Framework`); the rules see descriptions only, so the same
+mistake gives the same text on numpy, torch and JAX. Every rule is a generator of messages in the
+contract's order, and the first message is raised. Nothing here touches a buffer.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+from collections.abc import Callable, Hashable, Iterator, Mapping
+from typing import NamedTuple, NoReturn
+
+import numpy as np
+
+from .constants import PLAN_BS_BLOCK_SIZE
+from .schema import (
+    COLUMNS,
+    LAUNCH_ENTRIES,
+    LAUNCH_OFFSETS,
+    LAUNCH_PLAN,
+    Integer,
+    Launcher,
+    Tensor,
+    VerifyPlanFields,
+    WritePlanFields,
+)
+
+
+class ArrayInfo(NamedTuple):
+    """What the rules look at of an array."""
+
+    shape: tuple[int, ...]
+    dtype: Hashable
+    """The framework's own dtype; prints as its name, with or without the framework's prefix."""
+    strides: tuple[float, ...] | None
+    """In elements; None where the framework has none (JAX)."""
+    device: Hashable | None
+    """None: not known (tracing), or several."""
+    writable: bool
+
+
+@dataclasses.dataclass(frozen=True, eq=False)
+class Framework:
+    """How one framework's arrays answer the rules."""
+
+    array_name: str
+    """As messages print it, for example `torch.Tensor`."""
+    is_array: Callable[[object], bool]
+    describe: Callable[[object], tuple]
+    """An `ArrayInfo`'s fields, as a plain tuple: descriptions are made on every call."""
+    dtype_hint: Callable[[str, str], str] = lambda expected, got: ""
+    """One more sentence for a dtype message, given the two names, or nothing."""
+
+
+def fail(message: str) -> NoReturn:
+    """Raise the ValueError that every refused call ends in."""
+    raise ValueError(f"kv-canary: {message}")
+
+
+def plan_arguments(verify_plan: object, write_plan: object) -> dict[str, object]:
+    """The plans' buffers under the staged launchers' argument names; None for a missing field."""
+    return {
+        field.argument: getattr(plan, field.name, None)
+        for schema, plan in ((VerifyPlanFields, verify_plan), (WritePlanFields, write_plan))
+        for field in schema.fields()
+    }
+
+
+def check(launcher: Launcher, framework: Framework, arguments: Mapping[str, object]) -> dict[str, int]:
+    """Raise ValueError for the first broken rule; else return the call's integers, as Python ints.
+
+    `arguments` holds every tensor and integer of `launcher` by name. Integers that were not given
+    come back as what the tensors say.
+    """
+    infos = tuple(_describe(tensor, framework, arguments[tensor.name]) for tensor in launcher.tensors)
+    integers = tuple(_integer(integer, arguments[integer.name]) for integer in launcher.integers)
+    return dict(_check_described(launcher, framework, infos, integers))
+
+
+def _describe(tensor: Tensor, framework: Framework, array: object) -> tuple | None:
+    if array is None and tensor.optional:
+        return None
+    if not framework.is_array(array):
+        fail(f"{tensor.name} must be a {framework.array_name}, got {type(array).__name__}")
+    return framework.describe(array)
+
+
+def _integer(integer: Integer, value: object) -> int | None:
+    if value is None and integer.optional:
+        return None
+    if isinstance(value, bool) or not isinstance(value, int | np.integer):
+        fail(f"{integer.name} must be an int, got {type(value).__name__}")
+    if not -(2**31) <= value < 2**31:
+        fail(f"{integer.name} must fit int32, got {value}")
+    return int(value)
+
+
+@functools.lru_cache(maxsize=8192)
+def _check_described(
+    launcher: Launcher,
+    framework: Framework,
+    infos: tuple[tuple | None, ...],
+    integers: tuple[int | None, ...],
+) -> tuple[tuple[str, int], ...]:
+    """Every rule behind the types, remembered for descriptions that passed."""
+    call = _Call(launcher, framework, infos, integers)
+    for message in _RULES[launcher](call):
+        fail(message)
+    return tuple((integer.name, call.quantity(integer.name)) for integer in launcher.integers)  # type: ignore[misc]
+
+
+class _Call:
+    """One call's descriptions, and the quantities that rules derive from them."""
+
+    def __init__(self, launcher: Launcher, framework: Framework, infos: tuple, integers: tuple) -> None:
+        self.launcher = launcher
+        self.framework = framework
+        self.infos = {
+            tensor.name: ArrayInfo._make(raw)
+            for tensor, raw in zip(launcher.tensors, infos, strict=True)
+            if raw is not None
+        }
+        self.given = {i.name: value for i, value in zip(launcher.integers, integers, strict=True)}
+        if "req_to_verify_expected_tokens" not in self.infos:  # then ignored, whatever it is
+            self.infos.pop("req_to_verify_expected_tokens_valid_lens", None)
+
+    def tensors(self, launcher: Launcher) -> list[tuple[Tensor, ArrayInfo]]:
+        """The arguments of a launcher that this call has, in its order."""
+        return [(t, self.infos[t.name]) for t in launcher.tensors if t.name in self.infos]
+
+    def quantity(self, name: str) -> float | None:
+        """A number that rules speak of; None where the tensor it comes from lacks the dimension."""
+        if self.given.get(name) is not None:
+            return self.given[name]
+        if name == "req_to_token_stride0":
+            return _row_stride(self.infos["req_to_token"])
+        info = self.infos.get(_LENGTH_OF[name])
+        return info.shape[0] if info is not None and info.shape else None
+
+
+_LENGTH_OF = {
+    "bs": "req_pool_indices",
+    "write_offsets_len": "out_write_offsets",
+    "write_req_capacity": "out_write_seed_slot_indices",
+    "verify_columns_len": COLUMNS[0],
+    "lut_len": "full_to_swa_index_mapping",
+}
+
+_Tensors = list[tuple[Tensor, ArrayInfo]]
+_Messages = Iterator[str]
+
+
+def _plan_rules(call: _Call) -> _Messages:
+    bs, capacity = call.quantity("bs"), call.quantity("verify_capacity")
+    columns_len = call.quantity("verify_columns_len")
+    name = LAUNCH_PLAN.name
+    if bs is not None and bs > PLAN_BS_BLOCK_SIZE:
+        yield (
+            f"{name} supports at most bs={PLAN_BS_BLOCK_SIZE} reqs per launch, got bs={bs}. "
+            "Bump _PLAN_BS_BLOCK_SIZE if real workloads need this."
+        )
+    if not has_swa_mapping(call.given["swa_window_size"], call.infos.get("full_to_swa_index_mapping")):
+        yield f"{name} requires full_to_swa_index_mapping when swa_window_size > 0"
+    if columns_len is not None and capacity != columns_len:
+        yield (
+            f"{name} verify_capacity={capacity} does not match "
+            f"verify_plan_out.verify_slot_indices.shape[0]={columns_len}"
+        )
+    yield from _offsets_rules(call)
+    yield from _entries_rules(call)
+
+
+def _offsets_rules(call: _Call) -> _Messages:
+    tensors = call.tensors(LAUNCH_OFFSETS)
+    yield from _contiguity(tensors)
+    yield from _dtypes(tensors, call.framework)
+    yield from _batch_size(call, "offsets")
+    for name, sign in (
+        ("write_offsets_len", "positive"),
+        ("write_req_capacity", "non-negative"),
+        ("verify_capacity", "non-negative"),
+        ("req_to_token_stride0", "positive"),
+    ):
+        n = call.quantity(name)
+        if n is not None and (n < 0 or (n == 0 and sign == "positive")):
+            yield f"{name} must be {sign}, got {n}"
+    yield from _mapping_length(call)
+    yield from _shapes(call, tensors)
+    offsets_len, capacity = call.quantity("write_offsets_len"), call.quantity("write_req_capacity")
+    if offsets_len is not None and capacity is not None and offsets_len != capacity + 1:
+        yield f"write_offsets_len must equal write_req_capacity + 1, got {offsets_len} and {capacity}"
+    bs = call.quantity("bs")
+    if bs is not None and capacity is not None and bs > capacity:
+        yield f"bs={bs} exceeds write_req_capacity={capacity}"
+    given, actual = call.given.get("req_to_token_stride0"), _row_stride(call.infos["req_to_token"])
+    if given is not None and actual is not None and given != actual:
+        yield f"req_to_token_stride0={given} does not match req_to_token.stride(0)={actual}"
+    yield from _row_strides(tensors)
+    yield from _writable(tensors)
+    yield from _devices(call, tensors)
+
+
+def _entries_rules(call: _Call) -> _Messages:
+    table, valid_lens = "req_to_verify_expected_tokens", "req_to_verify_expected_tokens_valid_lens"
+    if table in call.infos and valid_lens not in call.infos:
+        yield f"{LAUNCH_ENTRIES.name} requires {valid_lens} when {table} is set"
+    tensors = call.tensors(LAUNCH_ENTRIES)
+    yield from _contiguity(tensors)
+    yield from _dtypes(tensors, call.framework)
+    yield from _batch_size(call, "entries")
+    yield from _mapping_length(call)
+    yield from _shapes(call, tensors)
+    yield from _row_strides(tensors)
+    yield from _writable(tensors)
+    yield from _devices(call, tensors)
+
+
+_RULES: dict[Launcher, Callable[[_Call], _Messages]] = {
+    LAUNCH_PLAN: _plan_rules,
+    LAUNCH_OFFSETS: _offsets_rules,
+    LAUNCH_ENTRIES: _entries_rules,
+}
+
+
+def _contiguity(tensors: _Tensors) -> _Messages:
+    for tensor, info in tensors:
+        if info.strides is None:
+            continue
+        if tensor.ndim == 1 and not _is_contiguous(info):
+            yield f"{tensor.name} must be contiguous"
+        if tensor.ndim == 2 and len(info.shape) == 2 and not _has_unit_columns(info):
+            yield f"{tensor.name} must have unit stride along dim 1, got strides {info.strides}"
+
+
+def _is_contiguous(info: ArrayInfo) -> bool:
+    assert info.strides is not None
+    expected = 1
+    for n, stride in zip(reversed(info.shape), reversed(info.strides), strict=True):
+        if n != 1 and stride != expected:
+            return 0 in info.shape
+        expected *= n
+    return True
+
+
+def _has_unit_columns(info: ArrayInfo) -> bool:
+    """Whether neighbouring positions are neighbours in memory; one column or no cell has none."""
+    rows, width = info.shape
+    return info.strides is None or rows == 0 or width <= 1 or info.strides[1] == 1
+
+
+def _dtypes(tensors: _Tensors, framework: Framework) -> _Messages:
+    for tensor, info in tensors:
+        name = str(info.dtype).rpartition(".")[2]
+        if name != tensor.dtype:
+            hint = framework.dtype_hint(tensor.dtype, name)
+            yield f"{tensor.name} must have dtype {tensor.dtype}, got {name}{hint}"
+
+
+def _batch_size(call: _Call, kernel: str) -> _Messages:
+    bs = call.quantity("bs")
+    if bs is not None and bs > PLAN_BS_BLOCK_SIZE:
+        yield f"{kernel} kernel bs must be in [0, {PLAN_BS_BLOCK_SIZE}], got {bs}"
+
+
+def _mapping_length(call: _Call) -> _Messages:
+    if call.quantity("lut_len") == 0:
+        yield "lut_len must be positive when has_swa_lut is True"
+
+
+def _shapes(call: _Call, tensors: _Tensors) -> _Messages:
+    for tensor, info in tensors:
+        if len(info.shape) != tensor.ndim:
+            yield f"{tensor.name} must be {tensor.ndim}-D, got shape {tuple(info.shape)}"
+            continue
+        n = call.quantity(tensor.length) if isinstance(tensor.length, str) else tensor.length
+        got = info.shape[0]
+        if n is not None and (got < n if tensor.at_least else got != n):
+            yield f"{tensor.name} length must be {'>= ' if tensor.at_least else ''}{n}, got {got}"
+
+
+def _row_stride(info: ArrayInfo) -> float | None:
+    """Elements from a table's row to the next; None for what is no table."""
+    if len(info.shape) != 2:
+        return None
+    rows, width = info.shape
+    if info.strides is None or rows <= 1 or width == 0:
+        return max(width, 1)
+    return info.strides[0]
+
+
+def _row_strides(tensors: _Tensors) -> _Messages:
+    for tensor, info in tensors:
+        stride = _row_stride(info)
+        if tensor.ndim == 2 and stride is not None and stride < info.shape[1]:
+            yield f"{tensor.name} row stride must be at least {info.shape[1]}, got {stride}"
+
+
+def _writable(tensors: _Tensors) -> _Messages:
+    for tensor, info in tensors:
+        if tensor.output and not info.writable:
+            yield f"{tensor.name} must be writable"
+
+
+def _devices(call: _Call, tensors: _Tensors) -> _Messages:
+    reference = call.launcher.device_reference
+    expected = call.infos[reference].device
+    for tensor, info in tensors:
+        if None not in (expected, info.device) and info.device != expected:
+            yield f"{tensor.name} must be on {reference}'s device {expected}, got {info.device}"
+
+
+def has_swa_mapping(swa_window_size: int, mapping: object) -> bool:
+    """Whether a group has the mapping it needs: a window without one cannot be translated (section 2)."""
+    return swa_window_size <= 0 or mapping is not None
+
+
+def _describe_numpy(array: np.ndarray) -> tuple:
+    item = array.itemsize or 1
+    strides = tuple(s // item if s % item == 0 else s / item for s in array.strides)
+    return array.shape, array.dtype, strides, "cpu", array.flags.writeable
+
+
+NUMPY = Framework("numpy.ndarray", lambda x: isinstance(x, np.ndarray), _describe_numpy)  # type: ignore[arg-type]
