@@ -203,3 +203,16 @@ LAUNCH_ENTRIES = Launcher(
     (Integer("kv_token_id_vs_position_offset"), Integer("swa_window_size")),
     device_reference="verify_offsets_scratch",
 )
+
+PLAN = Launcher(
+    "plan",
+    tuple(_INPUTS.values()),
+    (
+        Integer("swa_window_size"),
+        Integer("verify_capacity"),
+        Integer("write_req_capacity"),
+        Integer("kv_token_id_vs_position_offset"),
+    ),
+    device_reference="req_pool_indices",
+)
+"""The idiomatic form: no plans to fill, their capacities instead (section 7)."""

@@ -20,6 +20,7 @@ from .schema import (
     LAUNCH_ENTRIES,
     LAUNCH_OFFSETS,
     LAUNCH_PLAN,
+    PLAN,
     Integer,
     Launcher,
     Tensor,
@@ -177,15 +178,9 @@ def _offsets_rules(call: _Call) -> _Messages:
     yield from _contiguity(tensors)
     yield from _dtypes(tensors, call.framework)
     yield from _batch_size(call, "offsets")
-    for name, sign in (
-        ("write_offsets_len", "positive"),
-        ("write_req_capacity", "non-negative"),
-        ("verify_capacity", "non-negative"),
-        ("req_to_token_stride0", "positive"),
-    ):
-        n = call.quantity(name)
-        if n is not None and (n < 0 or (n == 0 and sign == "positive")):
-            yield f"{name} must be {sign}, got {n}"
+    yield from _positive(call, "write_offsets_len")
+    yield from _non_negative(call, "write_req_capacity", "verify_capacity")
+    yield from _positive(call, "req_to_token_stride0")
     yield from _mapping_length(call)
     yield from _shapes(call, tensors)
     offsets_len, capacity = call.quantity("write_offsets_len"), call.quantity("write_req_capacity")
@@ -217,10 +212,29 @@ def _entries_rules(call: _Call) -> _Messages:
     yield from _devices(call, tensors)
 
 
+def _positive(call: _Call, name: str) -> _Messages:
+    n = call.quantity(name)
+    if n is not None and n <= 0:
+        yield f"{name} must be positive, got {n}"
+
+
+def _non_negative(call: _Call, *names: str) -> _Messages:
+    for name in names:
+        n = call.quantity(name)
+        if n is not None and n < 0:
+            yield f"{name} must be non-negative, got {n}"
+
+
+def _plan_form_rules(call: _Call) -> _Messages:
+    yield from _non_negative(call, "verify_capacity", "write_req_capacity")
+    yield from _devices(call, call.tensors(PLAN))
+
+
 _RULES: dict[Launcher, Callable[[_Call], _Messages]] = {
     LAUNCH_PLAN: _plan_rules,
     LAUNCH_OFFSETS: _offsets_rules,
     LAUNCH_ENTRIES: _entries_rules,
+    PLAN: _plan_form_rules,
 }
 
 

@@ -1,0 +1,300 @@
+"""The launchers on JAX arrays and Refs, and `plan`, their idiomatic form (contract, sections 2 to 7)."""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+from collections.abc import Sequence
+from typing import Any, TypeVar
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from shared_ref.constants import NO_TOKEN
+from shared_ref.schema import (
+    LAUNCH_ENTRIES,
+    LAUNCH_OFFSETS,
+    LAUNCH_PLAN,
+    PLAN,
+    PLAN_INPUTS,
+    Launcher,
+    VerifyPlanFields,
+    WritePlanFields,
+)
+from shared_ref.validation import Framework, check, fail, plan_arguments
+
+from .implementations import IMPLEMENTATIONS, resolve
+from .plans import VerifyPlan, WritePlan
+
+PlanType = TypeVar("PlanType", VerifyPlan, WritePlan)
+
+
+def _describe(array: Any) -> tuple:
+    return array.shape, array.dtype, None, _device(array), True
+
+
+def _device(array: Any) -> jax.Device | None:
+    """Where an array sits; None while tracing, or if it is spread over several devices."""
+    if isinstance(array, jax.core.Tracer):
+        return None
+    devices = array.sharding.device_set
+    return next(iter(devices)) if len(devices) == 1 else None
+
+
+def _platform(array: Any) -> str:
+    """Where the work will run; while tracing, JAX's default."""
+    return (
+        jax.default_backend() if isinstance(array, jax.core.Tracer) else next(iter(array.devices())).platform
+    )
+
+
+def _truncation_hint(expected: str, got: str) -> str:
+    if (expected, got) != ("int64", "int32"):
+        return ""
+    return (
+        ". With x64 off JAX makes int32 of int64 data and wraps what does not fit: "
+        "make the array inside `with jax.enable_x64(True):`"
+    )
+
+
+JAX = Framework(
+    "jax.Array", lambda x: isinstance(x, jax.Array | jax.Ref), _describe, dtype_hint=_truncation_hint
+)
+
+_KIND = {LAUNCH_PLAN: "plan", LAUNCH_OFFSETS: "offsets", LAUNCH_ENTRIES: "entries"}
+
+
+def _launch(
+    launcher: Launcher, implementation: str | Sequence[str] | None, arguments: dict[str, Any]
+) -> dict[str, jax.Array] | None:
+    """The outputs by argument name, or None where they are Refs and have been written."""
+    integers = check(launcher, JAX, arguments)
+    tensors = {t.name: arguments[t.name] for t in launcher.tensors}
+    outputs = {t.name: tensors.pop(t.name) for t in launcher.tensors if t.output}
+    refs = [name for name, array in outputs.items() if isinstance(array, jax.Ref)]
+    if refs and len(refs) < len(outputs):
+        fail(f"outputs must be all jax.Array or all jax.Ref, got both: {', '.join(refs)} are jax.Ref")
+    for name, array in tensors.items():
+        if isinstance(array, jax.Ref):
+            fail(f"{name} must be a jax.Array, got a jax.Ref: pass what it holds, `ref[...]`")
+    name = resolve(implementation, _platform(arguments[launcher.device_reference]))
+    run = _fill_refs if refs else _replace
+    with jax.enable_x64(True):
+        return run(_KIND[launcher], name, tuple(integers.items()), outputs, tensors)
+
+
+def _compute(kind: str, implementation: str, integers: tuple, outputs: dict, inputs: dict) -> dict:
+    return getattr(IMPLEMENTATIONS[implementation], kind)(outputs | inputs | dict(integers))
+
+
+# `keep_unused`: the former value of a field that is always written is consumed like the others.
+_replace = jax.jit(_compute, static_argnums=(0, 1, 2), donate_argnums=3, keep_unused=True)
+
+
+@functools.partial(jax.jit, static_argnums=(0, 1, 2))
+def _fill_refs(kind: str, implementation: str, integers: tuple, outputs: dict, inputs: dict) -> None:
+    former = {name: ref[...] for name, ref in outputs.items()}
+    for name, array in _compute(kind, implementation, integers, former, inputs).items():
+        outputs[name][...] = array
+
+
+def launch_canary_plan_kernels(
+    *,
+    verify_plan_out: VerifyPlanFields[Any],
+    write_plan_out: WritePlanFields[Any],
+    req_pool_indices: jax.Array,
+    prefix_lens: jax.Array,
+    extend_seq_lens: jax.Array,
+    req_to_token: jax.Array,
+    swa_window_size: int,
+    full_to_swa_index_mapping: jax.Array | None,
+    verify_capacity: int,
+    req_to_verify_expected_tokens: jax.Array | None,
+    req_to_verify_expected_tokens_valid_lens: jax.Array | None,
+    kv_token_id_vs_position_offset: int,
+    implementation: str | Sequence[str] | None = None,
+) -> tuple[VerifyPlan, WritePlan] | None:
+    """The plans after this step; Refs are filled in place.
+
+    Args:
+        verify_plan_out: the former plan of `verify_capacity` entries; elements that the contract leaves as
+            they were come from it. Called eagerly, it is donated. Any object with the fields of section 3.
+        write_plan_out: the former plan of at least `bs` requests; likewise.
+        req_pool_indices: int64 `[bs]`, row of each request in `req_to_token`; 0 is a padding request.
+        prefix_lens: int64 `[bs]`, tokens in the cache before this step.
+        extend_seq_lens: int64 `[bs]`, tokens that this step writes.
+        req_to_token: int32 `[max_reqs, max_seq_len]`, slot of (row, position).
+        swa_window_size: sliding-window length in tokens; 0 or less for full attention. Static.
+        full_to_swa_index_mapping: int64 `[lut_len]`, full-pool slot to window-pool slot, or None.
+        verify_capacity: length of the verify columns, in entries. Static.
+        req_to_verify_expected_tokens: int32 `[rows, max_context_len]`, token id of (row, position), or None.
+        req_to_verify_expected_tokens_valid_lens: int64 `[bs]`, leading cells of each request's row in that
+            table that are current; ignored without the table.
+        kv_token_id_vs_position_offset: added to a position before its token is looked up. Static.
+        implementation: a name, a sequence of names tried in order, or None for the best that works here.
+
+    Returns:
+        The new plans; None where all fields of the plans are `jax.Ref`, which then hold them.
+
+    Raises:
+        ValueError: a rule of section 6 is broken, or no named implementation can run; nothing is written
+            or donated then.
+    """
+    arguments: dict[str, Any] = locals()
+    arguments |= plan_arguments(verify_plan_out, write_plan_out)
+    outputs = _launch(LAUNCH_PLAN, implementation, arguments)
+    if outputs is None:
+        return None
+    return (
+        VerifyPlan(**{f.name: outputs[f.argument] for f in VerifyPlan.fields()}),
+        WritePlan(**{f.name: outputs[f.argument] for f in WritePlan.fields()}),
+    )
+
+
+def launch_plan_offsets_kernel(
+    *,
+    req_pool_indices: jax.Array,
+    prefix_lens: jax.Array,
+    extend_seq_lens: jax.Array,
+    req_to_token: jax.Array,
+    full_to_swa_index_mapping: jax.Array | None,
+    out_verify_offsets_scratch: jax.Array,
+    out_write_offsets: jax.Array,
+    out_write_seed_slot_indices: jax.Array,
+    out_verify_num_valid: jax.Array,
+    out_verify_enable: jax.Array,
+    out_write_num_valid_reqs: jax.Array,
+    swa_window_size: int,
+    verify_capacity: int,
+    req_to_token_stride0: int | None = None,
+    write_offsets_len: int | None = None,
+    write_req_capacity: int | None = None,
+    implementation: str | Sequence[str] | None = None,
+) -> tuple[jax.Array, ...] | None:
+    """The write rows, the totals and the offsets scratch (section 4, "Staged").
+
+    Args:
+        out_verify_offsets_scratch: int64 `[>= 4097]`; `[0 .. bs]` becomes the exclusive prefix sum of the
+            requests' verify entries.
+        out_write_offsets: int64 `[write_req_capacity + 1]`, and so on: the plans' fields of section 3.
+        req_to_token_stride0: elements from a row of `req_to_token` to the next; default: the table's own.
+        write_offsets_len: default: the length of `out_write_offsets`.
+        write_req_capacity: default: the length of `out_write_seed_slot_indices`.
+
+    The other arguments are those of `launch_canary_plan_kernels`, but a window without a mapping is legal
+    here.
+
+    Returns:
+        The new `out_*` arrays in argument order; None where they are Refs, which then hold them.
+
+    Raises:
+        ValueError: as `launch_canary_plan_kernels`.
+    """
+    return _staged(LAUNCH_OFFSETS, implementation, locals())
+
+
+def launch_plan_entries_kernel(
+    *,
+    req_pool_indices: jax.Array,
+    prefix_lens: jax.Array,
+    req_to_token: jax.Array,
+    full_to_swa_index_mapping: jax.Array | None,
+    verify_offsets_scratch: jax.Array,
+    verify_enable: jax.Array,
+    req_to_verify_expected_tokens: jax.Array | None,
+    req_to_verify_expected_tokens_valid_lens: jax.Array | None,
+    out_verify_slot_indices: jax.Array,
+    out_verify_expected_tokens: jax.Array,
+    out_verify_expected_positions: jax.Array,
+    out_verify_prev_slot_indices: jax.Array,
+    kv_token_id_vs_position_offset: int,
+    swa_window_size: int,
+    implementation: str | Sequence[str] | None = None,
+) -> tuple[jax.Array, ...] | None:
+    """The four verify columns, new where `verify_enable` is not 0 and the entries fit (section 4).
+
+    Args:
+        verify_offsets_scratch: int64 `[>= 4097]`, as the offsets launcher returned it. Its contents are not
+            trusted: the offsets are computed again.
+        verify_enable: int32 `[1]`, as the offsets launcher returned it.
+
+    The other arguments are those of `launch_canary_plan_kernels`, the columns by the staged names; a window
+    without a mapping is legal here.
+
+    Returns:
+        The new `out_*` arrays in argument order; None where they are Refs, which then hold them.
+
+    Raises:
+        ValueError: as `launch_canary_plan_kernels`.
+    """
+    return _staged(LAUNCH_ENTRIES, implementation, locals())
+
+
+def _staged(
+    launcher: Launcher, implementation: str | Sequence[str] | None, arguments: dict[str, Any]
+) -> tuple[jax.Array, ...] | None:
+    outputs = _launch(launcher, implementation, arguments)
+    return None if outputs is None else tuple(outputs[t.name] for t in launcher.tensors if t.output)
+
+
+def plan(
+    *,
+    req_pool_indices: jax.Array,
+    prefix_lens: jax.Array,
+    extend_seq_lens: jax.Array,
+    req_to_token: jax.Array,
+    swa_window_size: int = 0,
+    full_to_swa_index_mapping: jax.Array | None = None,
+    verify_capacity: int,
+    write_req_capacity: int,
+    req_to_verify_expected_tokens: jax.Array | None = None,
+    req_to_verify_expected_tokens_valid_lens: jax.Array | None = None,
+    kv_token_id_vs_position_offset: int = 0,
+    implementation: str | Sequence[str] | None = None,
+) -> tuple[VerifyPlan, WritePlan]:
+    """Fresh plans of this step: the launcher as a pure function (contract, section 7).
+
+    The arguments are those of `launch_canary_plan_kernels`, but the int64 `[bs]` arrays may be int32, and
+    any array may be numpy's. `write_req_capacity` is the number of requests the write plan has room for.
+
+    Returns:
+        The plans. Elements that the contract leaves as they were are 0, expected tokens -1.
+
+    Raises:
+        ValueError: as `launch_canary_plan_kernels`.
+    """
+    arguments: dict[str, Any] = locals()
+    with jax.enable_x64(True):
+        for name in PLAN_INPUTS:
+            if isinstance(arguments[name], np.ndarray):
+                arguments[name] = jnp.asarray(arguments[name])
+        integers = check(PLAN, JAX, arguments)
+        capacity = integers.pop("write_req_capacity")
+        inputs = {name: arguments[name] for name in PLAN_INPUTS}
+        name = resolve(implementation, _platform(arguments["req_pool_indices"]))
+        return _fresh(name, capacity, tuple(integers.items()), inputs)
+
+
+@functools.partial(jax.jit, static_argnums=(0, 1, 2))
+def _fresh(implementation: str, write_req_capacity: int, integers: tuple, inputs: dict) -> Any:
+    verify_plan = _zeros(VerifyPlan, dict(integers)["verify_capacity"])
+    unchecked = jnp.full_like(verify_plan.verify_expected_tokens, NO_TOKEN)
+    arguments: dict[str, Any] = {t.name: _widened(inputs[t.name], t.dtype) for t in PLAN.tensors}
+    return launch_canary_plan_kernels(
+        verify_plan_out=dataclasses.replace(verify_plan, verify_expected_tokens=unchecked),
+        write_plan_out=_zeros(WritePlan, write_req_capacity),
+        **arguments,
+        **dict(integers),
+        implementation=implementation,
+    )
+
+
+def _zeros(plan: type[PlanType], capacity: int) -> PlanType:
+    return plan(**{f.name: jnp.zeros(f.length.of(capacity), f.dtype) for f in plan.fields()})
+
+
+def _widened(array: jax.Array | None, dtype: str) -> jax.Array | None:
+    return (
+        array.astype(dtype) if array is not None and (array.dtype, dtype) == (jnp.int32, "int64") else array
+    )

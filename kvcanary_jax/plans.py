@@ -1,0 +1,44 @@
+"""Plans whose buffers are JAX arrays or Refs; plans of arrays are pytrees (contract, sections 3 and 7)."""
+
+from __future__ import annotations
+
+import dataclasses
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+
+from shared_ref.schema import Plan, VerifyPlanFields, WritePlanFields
+
+
+def _buffers(plan: type[Plan], capacity: int, device: Any) -> dict[str, jax.Array]:
+    plan.check_capacity(capacity)
+    with jax.enable_x64(True):
+        return {f.name: jnp.zeros(f.length.of(capacity), f.dtype, device=device) for f in plan.fields()}
+
+
+@jax.tree_util.register_dataclass
+@dataclasses.dataclass(frozen=True, kw_only=True, eq=False)
+class VerifyPlan(VerifyPlanFields[jax.Array]):
+    """Which slots to check in this step; columns of `verify_capacity` entries (contract, section 3)."""
+
+    @classmethod
+    def allocate(
+        cls, *, verify_capacity: int, device: jax.Device | jax.sharding.Sharding | None = None
+    ) -> VerifyPlan:
+        """A plan on `device` with `enable` at 1 and the rest unspecified. ValueError below 1."""
+        buffers = _buffers(cls, verify_capacity, device)
+        return cls(**buffers | {"enable": jnp.ones_like(buffers["enable"])})
+
+
+@jax.tree_util.register_dataclass
+@dataclasses.dataclass(frozen=True, kw_only=True, eq=False)
+class WritePlan(WritePlanFields[jax.Array]):
+    """How this step's tokens continue each chain; `write_req_capacity` rows (contract, section 3)."""
+
+    @classmethod
+    def allocate(
+        cls, *, write_req_capacity: int, device: jax.Device | jax.sharding.Sharding | None = None
+    ) -> WritePlan:
+        """A plan on `device` whose contents are unspecified. ValueError below 1."""
+        return cls(**_buffers(cls, write_req_capacity, device))
