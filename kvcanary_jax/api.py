@@ -44,9 +44,15 @@ def _device(array: Any) -> jax.Device | None:
 
 def _platform(array: Any) -> str:
     """Where the work will run; while tracing, JAX's default."""
-    return (
-        jax.default_backend() if isinstance(array, jax.core.Tracer) else next(iter(array.devices())).platform
-    )
+    if isinstance(array, jax.core.Tracer):
+        return jax.default_backend()
+    return next(iter(array.sharding.device_set)).platform
+
+
+def _refuse_refs(arguments: dict[str, Any]) -> None:
+    for name, array in arguments.items():
+        if isinstance(array, jax.Ref):
+            fail(f"{name} must be a jax.Array, got a jax.Ref: pass what it holds, `ref[...]`")
 
 
 def _truncation_hint(expected: str, got: str) -> str:
@@ -58,9 +64,7 @@ def _truncation_hint(expected: str, got: str) -> str:
     )
 
 
-JAX = Framework(
-    "jax.Array", lambda x: isinstance(x, jax.Array | jax.Ref), _describe, dtype_hint=_truncation_hint
-)
+JAX = Framework("jax.Array", (jax.Array, jax.Ref), _describe, dtype_hint=_truncation_hint)
 
 _KIND = {LAUNCH_PLAN: "plan", LAUNCH_OFFSETS: "offsets", LAUNCH_ENTRIES: "entries"}
 
@@ -75,9 +79,7 @@ def _launch(
     refs = [name for name, array in outputs.items() if isinstance(array, jax.Ref)]
     if refs and len(refs) < len(outputs):
         fail(f"outputs must be all jax.Array or all jax.Ref, got both: {', '.join(refs)} are jax.Ref")
-    for name, array in tensors.items():
-        if isinstance(array, jax.Ref):
-            fail(f"{name} must be a jax.Array, got a jax.Ref: pass what it holds, `ref[...]`")
+    _refuse_refs(tensors)
     name = resolve(implementation, _platform(arguments[launcher.device_reference]))
     run = _fill_refs if refs else _replace
     with jax.enable_x64(True):
@@ -268,10 +270,11 @@ def plan(
     with jax.enable_x64(True):
         for name in PLAN_INPUTS:
             if isinstance(arguments[name], np.ndarray):
-                arguments[name] = jnp.asarray(arguments[name])
+                arguments[name] = _from_numpy(name, arguments[name])
         integers = check(PLAN, JAX, arguments)
         capacity = integers.pop("write_req_capacity")
         inputs = {name: arguments[name] for name in PLAN_INPUTS}
+        _refuse_refs(inputs)
         name = resolve(implementation, _platform(arguments["req_pool_indices"]))
         return _fresh(name, capacity, tuple(integers.items()), inputs)
 
@@ -288,6 +291,14 @@ def _fresh(implementation: str, write_req_capacity: int, integers: tuple, inputs
         **dict(integers),
         implementation=implementation,
     )
+
+
+def _from_numpy(name: str, array: np.ndarray) -> jax.Array:
+    try:
+        return jnp.asarray(array)
+    except TypeError:  # a dtype that JAX does not have
+        expected = next(t.dtype for t in PLAN.tensors if t.name == name)
+        fail(f"{name} must have dtype {expected}, got {array.dtype}")
 
 
 def _zeros(plan: type[PlanType], capacity: int) -> PlanType:

@@ -2,44 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
-from typing import Any
-
 import torch
 
-from shared_ref import reference
-from shared_ref.schema import (
-    LAUNCH_ENTRIES,
-    LAUNCH_OFFSETS,
-    LAUNCH_PLAN,
-    Launcher,
-    VerifyPlanFields,
-    WritePlanFields,
-)
-from shared_ref.validation import Framework, check, fail, plan_arguments
+from shared_ref.schema import LAUNCH_ENTRIES, LAUNCH_OFFSETS, LAUNCH_PLAN, VerifyPlanFields, WritePlanFields
+from shared_ref.validation import plan_arguments
 
-
-def _describe(tensor: Any) -> tuple:
-    return tensor.shape, tensor.dtype, tensor.stride(), tensor.device, True
-
-
-TORCH = Framework("torch.Tensor", lambda x: isinstance(x, torch.Tensor), _describe)
-
-_ON_CPU: Mapping[Launcher, Callable[[Mapping[str, Any]], None]] = {
-    LAUNCH_PLAN: reference.fill_plan,
-    LAUNCH_OFFSETS: reference.fill_offsets,
-    LAUNCH_ENTRIES: reference.fill_entries,
-}
-
-
-def _launch(launcher: Launcher, arguments: dict[str, Any]) -> None:
-    arguments |= check(launcher, TORCH, arguments)
-    device = arguments[launcher.device_reference].device
-    if device.type == "cpu":
-        views = {t.name: arguments[t.name].numpy() for t in launcher.tensors if arguments[t.name] is not None}
-        _ON_CPU[launcher](arguments | views)
-    else:
-        fail(f"{launcher.name} runs on cpu and cuda tensors, got tensors on {device}")
+from .launch import launch
 
 
 def launch_canary_plan_kernels(
@@ -78,8 +46,20 @@ def launch_canary_plan_kernels(
     Raises:
         ValueError: a rule of section 6 is broken; nothing is written then.
     """
-    arguments: dict[str, Any] = locals()
-    _launch(LAUNCH_PLAN, arguments | plan_arguments(verify_plan_out, write_plan_out))
+    arguments = plan_arguments(verify_plan_out, write_plan_out)
+    arguments.update(
+        req_pool_indices=req_pool_indices,
+        prefix_lens=prefix_lens,
+        extend_seq_lens=extend_seq_lens,
+        req_to_token=req_to_token,
+        swa_window_size=swa_window_size,
+        full_to_swa_index_mapping=full_to_swa_index_mapping,
+        verify_capacity=verify_capacity,
+        req_to_verify_expected_tokens=req_to_verify_expected_tokens,
+        req_to_verify_expected_tokens_valid_lens=req_to_verify_expected_tokens_valid_lens,
+        kv_token_id_vs_position_offset=kv_token_id_vs_position_offset,
+    )
+    launch(LAUNCH_PLAN, arguments)
 
 
 def launch_plan_offsets_kernel(
@@ -117,7 +97,25 @@ def launch_plan_offsets_kernel(
     Raises:
         ValueError: a rule of section 6 is broken; nothing is written then.
     """
-    _launch(LAUNCH_OFFSETS, locals())
+    arguments = {
+        "req_pool_indices": req_pool_indices,
+        "prefix_lens": prefix_lens,
+        "extend_seq_lens": extend_seq_lens,
+        "req_to_token": req_to_token,
+        "full_to_swa_index_mapping": full_to_swa_index_mapping,
+        "out_verify_offsets_scratch": out_verify_offsets_scratch,
+        "out_write_offsets": out_write_offsets,
+        "out_write_seed_slot_indices": out_write_seed_slot_indices,
+        "out_verify_num_valid": out_verify_num_valid,
+        "out_verify_enable": out_verify_enable,
+        "out_write_num_valid_reqs": out_write_num_valid_reqs,
+        "swa_window_size": swa_window_size,
+        "verify_capacity": verify_capacity,
+        "req_to_token_stride0": req_to_token_stride0,
+        "write_offsets_len": write_offsets_len,
+        "write_req_capacity": write_req_capacity,
+    }
+    launch(LAUNCH_OFFSETS, arguments)
 
 
 def launch_plan_entries_kernel(
@@ -150,4 +148,20 @@ def launch_plan_entries_kernel(
     Raises:
         ValueError: a rule of section 6 is broken; nothing is written then.
     """
-    _launch(LAUNCH_ENTRIES, locals())
+    arguments = {
+        "req_pool_indices": req_pool_indices,
+        "prefix_lens": prefix_lens,
+        "req_to_token": req_to_token,
+        "full_to_swa_index_mapping": full_to_swa_index_mapping,
+        "verify_offsets_scratch": verify_offsets_scratch,
+        "verify_enable": verify_enable,
+        "req_to_verify_expected_tokens": req_to_verify_expected_tokens,
+        "req_to_verify_expected_tokens_valid_lens": req_to_verify_expected_tokens_valid_lens,
+        "out_verify_slot_indices": out_verify_slot_indices,
+        "out_verify_expected_tokens": out_verify_expected_tokens,
+        "out_verify_expected_positions": out_verify_expected_positions,
+        "out_verify_prev_slot_indices": out_verify_prev_slot_indices,
+        "kv_token_id_vs_position_offset": kv_token_id_vs_position_offset,
+        "swa_window_size": swa_window_size,
+    }
+    launch(LAUNCH_ENTRIES, arguments)

@@ -13,6 +13,7 @@ from typing import Any
 
 import numpy as np
 
+from . import validation
 from .reference import launch_canary_plan_kernels_reference
 
 ENTRY_POINT_GROUP = "kvcanary.backends"
@@ -37,10 +38,26 @@ class Backend:
 
 
 def backends() -> dict[str, Backend]:
-    """Every announced backend by name: the reference first, the others as their packages sort."""
+    """Every announced backend by name: the reference first, the others as their packages sort.
+
+    One that does not load is listed as unavailable, with the error as the reason.
+    """
     found = importlib.metadata.entry_points(group=ENTRY_POINT_GROUP)
-    loaded = [entry_point.load() for entry_point in sorted(found, key=lambda e: (e.name != "numpy", e.name))]
+    loaded = [_load(entry_point) for entry_point in sorted(found, key=lambda e: (e.name != "numpy", e.name))]
     return {backend.name: backend for backend in loaded}
+
+
+def _load(entry_point: importlib.metadata.EntryPoint) -> Backend:
+    try:
+        return entry_point.load()
+    except Exception as error:
+        reason = f"its entry point {entry_point.value!r} does not load: {error}"
+        return Backend(
+            name=entry_point.name,
+            launch=lambda **keywords: validation.fail(reason),
+            version=lambda: "unknown",
+            unavailable=lambda: reason,
+        )
 
 
 NUMPY = Backend(

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import dataclasses
 import enum
+import functools
 from typing import Any, ClassVar, Generic, NamedTuple, TypeVar
 
 from .constants import VERIFY_OFFSETS_SCRATCH_LEN
@@ -119,6 +120,14 @@ class Launcher:
     tensors: tuple[Tensor, ...]
     integers: tuple[Integer, ...]
     device_reference: str
+
+    @functools.cached_property
+    def tensor_names(self) -> tuple[str, ...]:
+        return tuple(t.name for t in self.tensors)
+
+    @functools.cached_property
+    def integer_names(self) -> tuple[str, ...]:
+        return tuple(i.name for i in self.integers)
 
 
 def _inputs(*names: str) -> tuple[Tensor, ...]:

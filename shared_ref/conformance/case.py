@@ -82,7 +82,15 @@ class Case(NamedTuple):
         """The plans after `launch`, from a fresh copy of the plans before."""
         plans = self.before.copy()
         returned = launch(verify_plan_out=plans.verify, write_plan_out=plans.write, **self.inputs.keywords())
-        return plans if returned is None else Plans(*returned)
+        if returned is None:
+            return plans
+        try:
+            verify, write = returned
+        except (TypeError, ValueError):
+            raise TypeError(
+                f"a launcher returns None or the pair of new plans, got {type(returned).__name__}"
+            ) from None
+        return Plans(verify, write)
 
     def expected(self) -> Plans:
         """The plans after the reference."""

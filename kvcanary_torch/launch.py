@@ -1,0 +1,74 @@
+"""From checked arguments to the implementation for their device."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import torch
+
+from shared_ref import reference
+from shared_ref.schema import LAUNCH_ENTRIES, LAUNCH_OFFSETS, LAUNCH_PLAN, Launcher
+from shared_ref.validation import Framework, check, fail
+
+
+def _describe(tensor: Any) -> tuple:
+    return tensor.shape, tensor.dtype, tensor.stride(), tensor.device, True
+
+
+TORCH = Framework("torch.Tensor", torch.Tensor, _describe)
+
+_ON_CPU: Mapping[Launcher, Callable[[Mapping[str, Any]], None]] = {
+    LAUNCH_PLAN: reference.fill_plan,
+    LAUNCH_OFFSETS: reference.fill_offsets,
+    LAUNCH_ENTRIES: reference.fill_entries,
+}
+
+
+def launch(launcher: Launcher, arguments: dict[str, Any]) -> None:
+    """Check a launcher's arguments, given by name, and run it where its tensors are."""
+    if torch.compiler.is_compiling():
+        _OPS[launcher](*[arguments[name] for name in (*launcher.tensor_names, *launcher.integer_names)])
+    else:
+        _launch(launcher, arguments)
+
+
+def _launch(launcher: Launcher, arguments: dict[str, Any]) -> None:
+    arguments.update(check(launcher, TORCH, arguments))
+    device = arguments[launcher.device_reference].device
+    if device.type == "cuda":
+        from . import cuda
+
+        cuda.LAUNCHES[launcher](arguments)
+    elif device.type == "cpu":
+        tensors = {name: arguments[name] for name in launcher.tensor_names}
+        views = {name: tensor.numpy() for name, tensor in tensors.items() if tensor is not None}
+        _ON_CPU[launcher](arguments | views)
+    else:
+        fail(f"{launcher.name} runs on cpu and cuda tensors, got tensors on {device}")
+
+
+_LIBRARY = torch.library.Library("kvcanary", "DEF")
+
+
+def _define_op(launcher: Launcher) -> Any:
+    """The launcher as a custom op, for `torch.compile`: eager calls do not pay for its dispatch."""
+    outputs = iter("abcdefghijklmnop")
+    parameters = [
+        f"Tensor({next(outputs)}!) {t.name}" if t.output else f"Tensor{'?' if t.optional else ''} {t.name}"
+        for t in launcher.tensors
+    ]
+    parameters += [f"int{'?' if i.optional else ''} {i.name}" for i in launcher.integers]
+    names = (*launcher.tensor_names, *launcher.integer_names)
+
+    def run(*values: Any) -> None:
+        _launch(launcher, dict(zip(names, values, strict=True)))
+
+    _LIBRARY.define(f"{launcher.name}({', '.join(parameters)}) -> ()")
+    for key in ("CPU", "CUDA"):
+        _LIBRARY.impl(launcher.name, run, key)
+    torch.library.register_fake(f"kvcanary::{launcher.name}", lambda *values: None, lib=_LIBRARY)
+    return getattr(torch.ops.kvcanary, launcher.name)
+
+
+_OPS = {launcher: _define_op(launcher) for launcher in _ON_CPU}

@@ -1,0 +1,251 @@
+"""A run as a person reads it (rich) and as a CI system does (JSON)."""
+
+from __future__ import annotations
+
+import dataclasses
+import importlib.metadata
+import itertools
+import platform
+from collections.abc import Iterable, Mapping
+from typing import Any
+
+from rich import box
+from rich.console import Group, RenderableType
+from rich.padding import Padding
+from rich.table import Table
+from rich.text import Text
+
+from .case import Case
+from .compare import Difference, FieldDifferences
+from .runner import Failure, Outcome
+
+PACKAGES = ("kvcanary", "numpy", "torch", "triton", "jax", "jaxlib", "jax-triton", "click", "rich")
+"""Distributions whose versions a report states."""
+
+_DIGEST_DIGITS = 10
+"""With these, a table of everyday numbers fits 80 columns."""
+_ERROR_LINES = 6
+"""Of an exception's text: JAX's can fill a screen. The JSON has it all."""
+_WIDE = 100
+"""Columns of a console that fits three settings in a line."""
+
+
+@dataclasses.dataclass(frozen=True, eq=False)
+class Run:
+    """A run with what it ran on."""
+
+    source: Mapping[str, Any]
+    """The trace, or the case's file."""
+    configuration: Mapping[str, Any]
+    """Sizes of the replay, or of the case."""
+    counts: Mapping[str, int]
+    """What the replay met; empty for a case."""
+    plans_per_step: int
+    outcomes: list[Outcome]
+    saved: Mapping[str, str] = dataclasses.field(default_factory=dict)
+    """File that holds a failed case, by the case's name."""
+
+    @property
+    def is_identical(self) -> bool:
+        return all(outcome.failure is None for outcome in self.outcomes)
+
+    def steps(self, outcome: Outcome) -> int:
+        """Steps that a backend has planned, the last one perhaps in part."""
+        return -(-outcome.plans // self.plans_per_step)
+
+
+def verdict(outcome: Outcome) -> str:
+    """One or two words on a backend."""
+    if outcome.unavailable is not None:
+        return "unavailable"
+    failure = outcome.failure
+    if failure is None:
+        return "identical"
+    if failure.error is not None:
+        return "raised"
+    return "different" if failure.differences else "wrote inputs"
+
+
+def versions() -> dict[str, str | None]:
+    """Version of each of `PACKAGES`, None where it is not installed. Imports none of them."""
+    return {package: _version(package) for package in PACKAGES}
+
+
+def _version(package: str) -> str | None:
+    try:
+        return importlib.metadata.version(package)
+    except importlib.metadata.PackageNotFoundError:
+        return None
+
+
+def case_sizes(case: Case) -> dict[str, int | str]:
+    """A case's configuration, in the contract's words."""
+    inputs = case.inputs
+    mapping, tokens = inputs.full_to_swa_index_mapping, inputs.req_to_verify_expected_tokens
+    max_reqs, max_seq_len = inputs.req_to_token.shape
+    return {
+        "bs": len(inputs.req_pool_indices),
+        "max_reqs": max_reqs,
+        "max_seq_len": max_seq_len,
+        "swa_window_size": inputs.swa_window_size,
+        "lut_len": "no mapping" if mapping is None else len(mapping),
+        "token_table": "no tokens" if tokens is None else " x ".join(map(str, tokens.shape)),
+        "verify_capacity": inputs.verify_capacity,
+        "write_req_capacity": len(case.before.write.write_seed_slot_indices),
+        "token_offset": inputs.kv_token_id_vs_position_offset,
+    }
+
+
+def settings_table(title: str, values: Mapping[str, Any], width: int) -> RenderableType:
+    """Names and values, read down the columns; as many columns as `width` characters hold."""
+    columns = 3 if width >= _WIDE else 2
+    cells = [(name.replace("_", " "), _number(value)) for name, value in values.items()]
+    length = -(-len(cells) // columns)
+    table = Table.grid(padding=(0, 1))
+    for column in range(columns):
+        table.add_column(style="dim")
+        table.add_column(justify="right")
+        if column < columns - 1:
+            table.add_column(width=2)
+    chunks = [cells[i : i + length] for i in range(0, len(cells), length)]
+    for row in itertools.zip_longest(*chunks, fillvalue=("", "")):
+        gapped = [(*pair, "") for pair in row]
+        table.add_row(*itertools.chain.from_iterable(gapped[:-1]), *row[-1])
+    return Group(Text(title, style="bold"), Padding(table, (0, 0, 0, 2), expand=False))
+
+
+def _number(value: Any) -> str:
+    if isinstance(value, bool):
+        return "yes" if value else "no"
+    if isinstance(value, tuple):
+        return ", ".join(map(_number, value))
+    return f"{value:,}" if isinstance(value, int) else str(value)
+
+
+def outcomes_table(run: Run) -> RenderableType:
+    """One line a backend, unavailable ones too, and below what a reader should know of each."""
+    table = Table(
+        box=box.SIMPLE_HEAD, show_edge=False, pad_edge=False, padding=(0, 0, 0, 1), header_style="bold"
+    )
+    table.add_column("backend", no_wrap=True)
+    table.add_column("version", overflow="fold")
+    for name in ("steps", "entries"):
+        table.add_column(name, justify="right", no_wrap=True)
+    table.add_column("digest", no_wrap=True)
+    table.add_column("verdict", no_wrap=True)
+    table.add_column("ms/plan", justify="right", no_wrap=True)
+    notes = Table.grid(padding=(0, 2, 0, 0))
+    notes.add_column(no_wrap=True)
+    for outcome in run.outcomes:
+        table.add_row(*_outcome_cells(run, outcome))
+        if note := outcome.unavailable or outcome.backend.note:
+            notes.add_row(outcome.backend.name, Text(note, style="dim"))
+    return Group(table, Padding(notes, (1, 0, 0, 0), expand=False)) if notes.row_count else table
+
+
+def _outcome_cells(run: Run, outcome: Outcome) -> tuple[str | Text, ...]:
+    word = verdict(outcome)
+    name, said = outcome.backend.name, Text(word, style=_VERDICT_STYLES.get(word, "bold red"))
+    median = outcome.median_seconds
+    if median is None:
+        return name, "-", "-", "-", "-", said, "-"
+    return (
+        name,
+        Text(outcome.version),
+        f"{run.steps(outcome):,}",
+        f"{outcome.entries:,}",
+        (outcome.digest or "-")[:_DIGEST_DIGITS],
+        said,
+        f"{1000 * median:,.2f}",
+    )
+
+
+_VERDICT_STYLES = {"identical": "green", "unavailable": "yellow"}
+
+
+def failure_text(outcome: Outcome, failure: Failure) -> RenderableType:
+    """What a backend did wrong, so that a person can act on it."""
+    parts: list[RenderableType] = [
+        Text.assemble((outcome.backend.name, "bold red"), f" failed on case {failure.case.name!r}")
+    ]
+    if failure.error is not None:
+        lines = failure.error.splitlines()
+        cut = ["..."] if len(lines) > _ERROR_LINES else []
+        parts.append(_indented("the launch raised " + "\n".join(lines[:_ERROR_LINES] + cut), 2))
+    if failure.changed_inputs:
+        parts.append(_indented(f"the launch wrote to its inputs: {', '.join(failure.changed_inputs)}", 2))
+    for buffer in failure.differences:
+        parts += _buffer_text(buffer)
+    return Group(*parts)
+
+
+def _buffer_text(buffer: FieldDifferences) -> Iterable[RenderableType]:
+    yield _indented(f"{buffer.field}: {buffer.count:,} of {buffer.size:,} elements differ", 2)
+    for rule, differences in itertools.groupby(buffer.first, key=lambda difference: difference.rule):
+        for difference in differences:
+            yield _indented(difference_line(difference), 4)
+        yield _indented(rule, 6, style="italic")
+
+
+def difference_line(difference: Difference) -> str:
+    """Where, and what instead of what: `[12] request 3, row 7, position 40: expected 812, got 0`."""
+    index = "" if difference.index is None else f"[{difference.index}]"
+    whose = ", ".join(
+        f"{name} {value}"
+        for name, value in (
+            ("request", difference.request),
+            ("row", difference.row),
+            ("position", difference.position),
+        )
+        if value is not None
+    )
+    where = " ".join(filter(None, (index, whose))) or "the buffer"
+    untouched = ", as it was before the launch" if difference.untouched else ""
+    return f"{where}: expected {difference.expected}, got {difference.actual}{untouched}"
+
+
+def _indented(text: str, columns: int, style: str = "") -> RenderableType:
+    return Padding(Text(text, style=style), (0, 0, 0, columns), expand=False)
+
+
+def as_json(run: Run) -> dict[str, Any]:
+    """The run as plain data: environment, source, sizes, counts, and everything known of each backend."""
+    return {
+        "environment": {
+            "python": platform.python_version(),
+            "platform": platform.platform(),
+            "versions": versions(),
+        },
+        "source": dict(run.source),
+        "configuration": dict(run.configuration),
+        "counts": dict(run.counts),
+        "identical": run.is_identical,
+        "backends": [_outcome_json(run, outcome) for outcome in run.outcomes],
+    }
+
+
+def _outcome_json(run: Run, outcome: Outcome) -> dict[str, Any]:
+    return {
+        "name": outcome.backend.name,
+        "version": outcome.version or None,
+        "verdict": verdict(outcome),
+        "unavailable": outcome.unavailable,
+        "note": outcome.backend.note or None,
+        "steps": run.steps(outcome),
+        "plans": outcome.plans,
+        "entries": outcome.entries,
+        "sha256": outcome.digest,
+        "median_seconds": outcome.median_seconds,
+        "total_seconds": sum(outcome.seconds),
+        "failure": _failure_json(run, outcome.failure) if outcome.failure else None,
+    }
+
+
+def _failure_json(run: Run, failure: Failure) -> dict[str, Any]:
+    return {
+        "case": failure.case.name,
+        "saved_as": run.saved.get(failure.case.name),
+        "error": failure.error,
+        "changed_inputs": list(failure.changed_inputs),
+        "differences": [dataclasses.asdict(buffer) for buffer in failure.differences],
+    }

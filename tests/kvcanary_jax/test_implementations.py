@@ -1,0 +1,132 @@
+"""`implementation=`: a name, names tried in order, or the best that works here."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+from jax_support import (
+    assert_plans,
+    call_staged,
+    jax,
+    jax_inputs,
+    jax_plans,
+    launch,
+    small_case,
+    staged_arguments,
+    switched,
+)
+
+import kvcanary_jax
+from shared_ref.schema import LAUNCH_ENTRIES, LAUNCH_OFFSETS, Launcher
+
+pytestmark = pytest.mark.filterwarnings("error")
+
+
+@pytest.fixture
+def registry(monkeypatch: pytest.MonkeyPatch) -> dict[str, Any]:
+    """The implementations, and `broken` which runs nowhere."""
+    from kvcanary_jax.implementations import IMPLEMENTATIONS
+
+    broken = IMPLEMENTATIONS["xla"]._replace(unavailable=lambda platform: f"no fuel on {platform}")
+    monkeypatch.setitem(IMPLEMENTATIONS, "broken", broken)
+    return IMPLEMENTATIONS
+
+
+def by_launch(implementation: Any) -> Any:
+    case = small_case()
+    plans = launch(jax_plans(case.before), jax_inputs(case), implementation=implementation)
+    assert_plans(plans, case.expected())
+
+
+def by_plan(implementation: Any) -> Any:
+    inputs = jax_inputs(small_case())
+    verify, _ = kvcanary_jax.plan(**inputs, write_req_capacity=5, implementation=implementation)
+    assert verify.verify_slot_indices.tolist() == [20, 21, 22, 10, 11, 0, 0, 0]
+
+
+either = pytest.mark.parametrize("run", [by_launch, by_plan])
+
+
+@either
+@pytest.mark.parametrize("implementation", ["xla", ("xla",), ["xla"], None])
+def test_xla_can_be_asked_for_or_left_to_choose(run: Callable[[Any], Any], implementation: Any) -> None:
+    run(implementation)
+
+
+@either
+@pytest.mark.parametrize("implementation", ["mosiac", ("mosiac", "xla"), "XLA", ""])
+def test_an_unknown_name_is_repeated_beside_the_known_ones(
+    run: Callable[[Any], Any], implementation: Any, registry: dict[str, Any]
+) -> None:
+    unknown = implementation if isinstance(implementation, str) else implementation[0]
+    with pytest.raises(ValueError, match=r"^kv-canary: implementation ") as caught:
+        run(implementation)
+    assert all(repr(name) in str(caught.value) for name in registry)
+    assert f"got {unknown!r}" in str(caught.value)
+
+
+@either
+@pytest.mark.parametrize("nothing", [(), []])
+def test_an_empty_sequence_is_refused(run: Callable[[Any], Any], nothing: Any) -> None:
+    with pytest.raises(ValueError, match=r"^kv-canary: implementation must not be empty$"):
+        run(nothing)
+
+
+@either
+@pytest.mark.usefixtures("registry")
+@pytest.mark.parametrize("implementation", ["broken", ("broken",)])
+def test_one_that_cannot_run_says_why(run: Callable[[Any], Any], implementation: Any) -> None:
+    why = f"'broken' cannot run here: no fuel on {jax.default_backend()}"
+    with pytest.raises(ValueError, match=rf"^kv-canary: implementation {re.escape(why)}$"):
+        run(implementation)
+
+
+@either
+@pytest.mark.usefixtures("registry")
+def test_names_are_tried_in_order(run: Callable[[Any], Any]) -> None:
+    run(("broken", "xla"))
+
+
+@either
+def test_none_takes_the_first_that_can_run(
+    run: Callable[[Any], Any], registry: dict[str, Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    ran = []
+
+    def plan(arguments: Any) -> Any:
+        ran.append("last")
+        return xla.plan(arguments)
+
+    xla = registry["xla"]
+    for name in registry:
+        monkeypatch.setitem(registry, name, xla._replace(unavailable=lambda platform: "on strike"))
+    last = f"last, for {run.__name__}"  # what an earlier test compiled would run untraced
+    monkeypatch.setitem(registry, last, xla._replace(plan=plan))
+    run(None)
+    assert ran == ["last"]
+
+
+@either
+def test_where_none_can_run_each_reason_is_given(
+    run: Callable[[Any], Any], registry: dict[str, Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for name, entry in registry.items():
+        reason = f"{name} is on strike"
+        monkeypatch.setitem(
+            registry, name, entry._replace(unavailable=lambda platform, reason=reason: reason)
+        )
+    with pytest.raises(ValueError, match=r"^kv-canary: ") as caught:
+        run(None)
+    for name in registry:
+        assert f"{name!r} cannot run here: {name} is on strike" in str(caught.value)
+
+
+@pytest.mark.parametrize("launcher", [LAUNCH_OFFSETS, LAUNCH_ENTRIES], ids=lambda launcher: launcher.name)
+def test_staged_launchers_take_it_too(launcher: Launcher) -> None:
+    arguments = staged_arguments(small_case()) | switched(1)
+    with pytest.raises(ValueError, match=r"^kv-canary: implementation must be one of 'xla'.*got 'mosiac'$"):
+        call_staged(launcher, arguments, implementation="mosiac")
+    assert len(call_staged(launcher, arguments, implementation=("xla",))) in (4, 6)

@@ -1,0 +1,217 @@
+"""`plan`: the idiomatic form, fresh plans from arrays of either framework and either width."""
+
+from __future__ import annotations
+
+import logging
+from typing import Any
+
+import numpy as np
+import pytest
+from jax_support import WINDOW, assert_plans, jax, jax_inputs, on_device, small_case
+
+import kvcanary_jax
+from shared_ref import VerifyPlan, WritePlan
+from shared_ref.conformance.case import Case, Plans
+
+# pytest matches an error's notes too, and JAX adds one to what is raised while tracing: hence `(?m:$)`.
+pytestmark = [pytest.mark.filterwarnings("error"), pytest.mark.usefixtures("x64")]
+
+STATIC = (
+    "swa_window_size",
+    "verify_capacity",
+    "write_req_capacity",
+    "kv_token_id_vs_position_offset",
+)
+
+
+def blank(verify_capacity: int = 8, write_req_capacity: int = 5) -> Plans:
+    """What a fresh plan holds where the contract leaves elements as they were."""
+    verify = VerifyPlan.allocate(verify_capacity=verify_capacity)
+    write = WritePlan.allocate(write_req_capacity=write_req_capacity)
+    for buffer in (*vars(verify).values(), *vars(write).values()):
+        buffer.fill(0)
+    verify.verify_expected_tokens.fill(-1)
+    return Plans(verify, write)
+
+
+def expected(case: Case) -> Plans:
+    return Case(case.name, case.inputs, blank()).expected()
+
+
+def test_fresh_plans_are_zero_where_nothing_is_planned() -> None:
+    case = small_case()
+    verify, write = kvcanary_jax.plan(**jax_inputs(case), write_req_capacity=5)
+    assert (type(verify), type(write)) == (kvcanary_jax.VerifyPlan, kvcanary_jax.WritePlan)
+    assert verify.verify_slot_indices.tolist() == [20, 21, 22, 10, 11, 0, 0, 0]
+    assert verify.verify_expected_tokens.tolist() == [200, 201, -1, 100, 101, -1, -1, -1]
+    assert verify.verify_expected_positions.tolist() == [0, 1, 2, 0, 1, 0, 0, 0]
+    assert verify.verify_prev_slot_indices.tolist() == [-1, 20, 21, -1, 10, 0, 0, 0]
+    assert (verify.verify_num_valid.tolist(), verify.enable.tolist()) == ([5], [1])
+    assert write.write_offsets.tolist() == [0, 1, 1, 3, 0, 0]
+    assert write.write_seed_slot_indices.tolist() == [22, -1, 11, 0, 0]
+    assert write.write_num_valid_reqs.tolist() == [3]
+
+
+def test_an_overflow_leaves_the_columns_blank() -> None:
+    case = small_case(prefix_lens=np.array([8, 0, 1]))
+    verify, write = kvcanary_jax.plan(**jax_inputs(case), write_req_capacity=5)
+    assert (verify.verify_num_valid.tolist(), verify.enable.tolist()) == ([8], [0])
+    assert verify.verify_slot_indices.tolist() == [0] * 8
+    assert verify.verify_expected_tokens.tolist() == [-1] * 8
+    assert verify.verify_expected_positions.tolist() == [0] * 8
+    assert verify.verify_prev_slot_indices.tolist() == [0] * 8
+    assert write.write_seed_slot_indices.tolist() == [27, -1, 10, 0, 0]
+
+
+def test_optional_arguments_may_be_left_out() -> None:
+    inputs = {
+        name: on_device(array)
+        for name, array in small_case().inputs.keywords().items()
+        if name in ("req_pool_indices", "prefix_lens", "extend_seq_lens", "req_to_token")
+    }
+    verify, _ = kvcanary_jax.plan(**inputs, verify_capacity=8, write_req_capacity=5)
+    assert verify.verify_slot_indices.tolist() == [20, 21, 22, 10, 11, 0, 0, 0]
+    assert verify.verify_expected_tokens.tolist() == [-1] * 8
+
+
+@pytest.mark.parametrize("width", ["int32", "int64"])
+@pytest.mark.parametrize("place", [lambda array: array, on_device], ids=["numpy", "jax"])
+@pytest.mark.parametrize("window", [{}, WINDOW], ids=["full", "window"])
+def test_numpy_and_jax_int32_and_int64_give_the_same_plan(width: str, place: Any, window: Any) -> None:
+    case = small_case(**window)
+    inputs = {
+        k: place(v.astype(width) if v.dtype == np.int64 else v) if isinstance(v, np.ndarray) else v
+        for k, v in case.inputs.keywords().items()
+    }
+    assert_plans(kvcanary_jax.plan(**inputs, write_req_capacity=5), expected(case))
+
+
+def test_one_input_may_be_int32_and_another_int64() -> None:
+    case = small_case()
+    inputs = jax_inputs(case) | {"prefix_lens": case.inputs.prefix_lens.astype(np.int32)}
+    assert_plans(kvcanary_jax.plan(**inputs, write_req_capacity=5), expected(case))
+
+
+def test_numpy_values_past_int32_are_not_truncated() -> None:
+    case = small_case(
+        req_pool_indices=np.array([2**32 + 1, 0, 1]),
+        prefix_lens=np.array([2**40, 1, 2**40]),
+        extend_seq_lens=np.array([1, 1, 2**40]),
+    )
+    verify, write = kvcanary_jax.plan(**case.inputs.keywords(), write_req_capacity=5)
+    assert verify.verify_slot_indices.tolist() == [10, 11, 12, 13, 14, 15, 16, 17]
+    assert verify.verify_num_valid.tolist() == [8]
+    assert write.write_offsets.tolist() == [0, 0, 0, 2**40, 0, 0]
+    assert write.write_seed_slot_indices.tolist() == [-1, -1, 17, 0, 0]
+
+
+def test_under_jit_with_static_capacities() -> None:
+    case = small_case(**WINDOW)
+    step = jax.jit(kvcanary_jax.plan, static_argnames=STATIC)
+    assert_plans(step(**jax_inputs(case), write_req_capacity=5), expected(case))
+
+
+def test_numpy_arrays_closed_over_by_a_jit_are_not_truncated() -> None:
+    case = small_case(prefix_lens=np.array([0, 1, 2**40]))
+    constants = case.inputs.keywords()
+    rows = constants.pop("req_pool_indices")
+    step = jax.jit(lambda rows: kvcanary_jax.plan(**constants, req_pool_indices=rows, write_req_capacity=5))
+    verify, _ = step(on_device(rows))
+    assert verify.verify_slot_indices.tolist() == [10, 11, 12, 13, 14, 15, 16, 17]
+    assert verify.verify_num_valid.tolist() == [8]
+
+
+@pytest.mark.parametrize("name", ["verify_capacity", "write_req_capacity"])
+def test_under_jit_a_traced_capacity_is_refused(name: str) -> None:
+    case = small_case()
+    sizes = {"verify_capacity": 8, "write_req_capacity": 5}
+    inputs = jax_inputs(case)
+    with pytest.raises(ValueError, match=rf"^kv-canary: {name} must be an int, got \w*Tracer(?m:$)"):
+        jax.jit(lambda n: kvcanary_jax.plan(**inputs | sizes | {name: n}))(sizes[name])
+
+
+def test_numpy_integers_are_capacities() -> None:
+    case = small_case(verify_capacity=np.int64(8))
+    plans = kvcanary_jax.plan(**case.inputs.keywords(), write_req_capacity=np.int32(5))
+    assert_plans(plans, expected(case))
+
+
+def test_no_room_for_entries() -> None:
+    case = small_case(verify_capacity=0)
+    verify, write = kvcanary_jax.plan(**jax_inputs(case), write_req_capacity=3)
+    assert (verify.verify_num_valid.tolist(), verify.enable.tolist()) == ([0], [0])
+    assert verify.verify_slot_indices.shape == (0,)
+    assert write.write_offsets.tolist() == [0, 1, 1, 3]
+    assert write.write_seed_slot_indices.tolist() == [22, -1, 11]
+
+
+def test_no_room_and_no_requests() -> None:
+    none = np.empty(0, np.int64)
+    verify, write = kvcanary_jax.plan(
+        req_pool_indices=none,
+        prefix_lens=none,
+        extend_seq_lens=none,
+        req_to_token=small_case().inputs.req_to_token,
+        verify_capacity=0,
+        write_req_capacity=0,
+    )
+    assert (verify.verify_num_valid.tolist(), verify.enable.tolist()) == ([0], [1])
+    assert verify.verify_prev_slot_indices.shape == (0,)
+    assert write.write_offsets.tolist() == [0]
+    assert write.write_seed_slot_indices.shape == (0,)
+    assert write.write_num_valid_reqs.tolist() == [0]
+
+
+@pytest.mark.parametrize("name", ["verify_capacity", "write_req_capacity"])
+def test_a_negative_capacity_is_refused(name: str) -> None:
+    inputs = jax_inputs(small_case()) | {"write_req_capacity": 5, name: -1}
+    with pytest.raises(ValueError, match=f"^kv-canary: {name} must be non-negative, got -1$"):
+        kvcanary_jax.plan(**inputs)
+
+
+def test_more_requests_than_room_are_refused() -> None:
+    with pytest.raises(ValueError, match=r"^kv-canary: bs=3 exceeds write_req_capacity=2(?m:$)"):
+        kvcanary_jax.plan(**jax_inputs(small_case()), write_req_capacity=2)
+
+
+@pytest.mark.parametrize("place", [lambda array: array, on_device], ids=["numpy", "jax"])
+@pytest.mark.parametrize(
+    ("name", "dtype", "wanted"),
+    [
+        ("prefix_lens", "int16", "int64"),
+        ("prefix_lens", "float32", "int64"),
+        ("req_to_token", "int64", "int32"),
+    ],
+)
+def test_other_dtypes_are_refused(place: Any, name: str, dtype: str, wanted: str) -> None:
+    inputs = small_case().inputs.keywords()
+    inputs[name] = place(inputs[name].astype(dtype))
+    with pytest.raises(ValueError, match=rf"^kv-canary: {name} must have dtype {wanted}, got {dtype}(?m:$)"):
+        kvcanary_jax.plan(**inputs, write_req_capacity=5)
+
+
+@pytest.mark.parametrize("dtype", [">i8", "object"])
+def test_numpy_dtypes_that_jax_has_not_are_refused_like_any_other(dtype: str) -> None:
+    inputs = small_case().inputs.keywords()
+    inputs["prefix_lens"] = inputs["prefix_lens"].astype(dtype)
+    with pytest.raises(
+        ValueError, match=rf"^kv-canary: prefix_lens must have dtype int64, got {dtype}(?m:$)"
+    ):
+        kvcanary_jax.plan(**inputs, write_req_capacity=5)
+
+
+def test_consumes_nothing() -> None:
+    inputs = jax_inputs(small_case(**WINDOW))
+    kvcanary_jax.plan(**inputs, write_req_capacity=5)
+    assert not any(array.is_deleted() for array in inputs.values() if isinstance(array, jax.Array))
+
+
+def test_new_values_compile_nothing(caplog: pytest.LogCaptureFixture) -> None:
+    case = small_case()
+    kvcanary_jax.plan(**jax_inputs(case), write_req_capacity=5)
+    kvcanary_jax.plan(**case.inputs.keywords(), write_req_capacity=5)
+    values = {"req_pool_indices": np.array([3, -7, 2**40]), "prefix_lens": np.array([2**33, 1, 0])}
+    with jax.log_compiles(), caplog.at_level(logging.WARNING, logger="jax"):
+        kvcanary_jax.plan(**jax_inputs(small_case(**values)), write_req_capacity=5)
+        kvcanary_jax.plan(**small_case(**values).inputs.keywords(), write_req_capacity=5)
+    assert [r.getMessage() for r in caplog.records if "Compiling" in r.getMessage()] == []
