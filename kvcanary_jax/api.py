@@ -80,7 +80,7 @@ def _launch(
     if refs and len(refs) < len(outputs):
         fail(f"outputs must be all jax.Array or all jax.Ref, got both: {', '.join(refs)} are jax.Ref")
     _refuse_refs(tensors)
-    name = resolve(implementation, _platform(arguments[launcher.device_reference]))
+    name = resolve(implementation, _KIND[launcher], _platform(arguments[launcher.device_reference]))
     run = _fill_refs if refs else _replace
     with jax.enable_x64(True):
         return run(_KIND[launcher], name, tuple(integers.items()), outputs, tensors)
@@ -275,7 +275,7 @@ def plan(
         capacity = integers.pop("write_req_capacity")
         inputs = {name: arguments[name] for name in PLAN_INPUTS}
         _refuse_refs(inputs)
-        name = resolve(implementation, _platform(arguments["req_pool_indices"]))
+        name = resolve(implementation, "plan", _platform(arguments["req_pool_indices"]))
         return _fresh(name, capacity, tuple(integers.items()), inputs)
 
 

@@ -45,9 +45,25 @@ def _launch(
     return jax.tree.map(np.asarray, plans)
 
 
-XLA = Backend(
-    name="jax-xla",
-    launch=functools.partial(_launch, "xla"),
-    version=_version,
-    unavailable=_unavailable,
-)
+def _unavailable_as(implementation: str) -> str | None:
+    if (reason := _unavailable()) is not None:
+        return reason
+    import jax
+
+    from .implementations import IMPLEMENTATIONS
+
+    return IMPLEMENTATIONS[implementation].unavailable(jax.default_backend())
+
+
+def _backend(implementation: str) -> Backend:
+    return Backend(
+        name=f"jax-{implementation}",
+        launch=functools.partial(_launch, implementation),
+        version=_version,
+        unavailable=functools.partial(_unavailable_as, implementation),
+    )
+
+
+XLA = _backend("xla")
+MOSAIC = _backend("mosaic")
+TRITON = _backend("triton")

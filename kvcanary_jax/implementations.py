@@ -2,30 +2,88 @@
 
 from __future__ import annotations
 
+import functools
+import importlib
+import importlib.util
 from collections.abc import Callable, Sequence
 from typing import NamedTuple
+
+import jax
 
 from shared_ref.validation import fail
 
 from . import xla
 
+Compute = Callable[[xla.Arguments], xla.Outputs]
+
 
 class Implementation(NamedTuple):
     """One way to compute the outputs of each launcher, traced inside `jax.enable_x64(True)`."""
 
-    plan: Callable[[xla.Arguments], xla.Outputs]
-    offsets: Callable[[xla.Arguments], xla.Outputs]
-    entries: Callable[[xla.Arguments], xla.Outputs]
+    plan: Compute
     unavailable: Callable[[str], str | None]
-    """Why it cannot run on a platform (`cpu`, `gpu`, `tpu`), or None."""
+    """Why it cannot run on a platform (`cpu`, `gpu`, `tpu`), or None. Never raises."""
+    offsets: Compute | None = None
+    entries: Compute | None = None
 
 
-IMPLEMENTATIONS = {"xla": Implementation(xla.plan, xla.offsets, xla.entries, lambda platform: None)}
+def _lazily(module: str) -> Compute:
+    """`plan` of a module that is loaded when it is needed; under `vmap` it runs batch by batch."""
+
+    def plan(arguments: xla.Arguments) -> xla.Outputs:
+        arrays = {name: value for name, value in arguments.items() if isinstance(value, jax.Array)}
+        others = {name: value for name, value in arguments.items() if name not in arrays}
+        compute = importlib.import_module(f"{__package__}.{module}").plan
+        return jax.custom_batching.sequential_vmap(lambda arrays: compute(arrays | others))(arrays)
+
+    return plan
+
+
+def _mosaic_unavailable(platform: str) -> str | None:
+    return _needs_gpu(platform, capability=(9, 0), called="Hopper")
+
+
+def _triton_unavailable(platform: str) -> str | None:
+    if (reason := _needs_gpu(platform, capability=(8, 0), called="Ampere")) is not None:
+        return reason
+    return _import_error("jax_triton", "jax-triton")
+
+
+def _needs_gpu(platform: str, capability: tuple[int, int], called: str) -> str | None:
+    if platform not in ("gpu", "cuda"):
+        return f"it needs a CUDA GPU ({called} or newer), and the arrays are on {platform}"
+    try:
+        found = jax.devices("cuda")[0].compute_capability
+    except RuntimeError:
+        return "JAX sees no CUDA GPU: pip install 'kvcanary[cuda12]' or 'kvcanary[cuda13]'"
+    if tuple(map(int, found.split("."))) < capability:
+        return (
+            f"it needs {called} or newer, compute capability {'.'.join(map(str, capability))}; found {found}"
+        )
+    return None
+
+
+@functools.cache
+def _import_error(module: str, package: str) -> str | None:
+    if importlib.util.find_spec(module) is None:
+        return f"{package} is not installed: pip install 'kvcanary[cuda12]' or 'kvcanary[cuda13]'"
+    try:
+        importlib.import_module(module)
+    except Exception as error:
+        return f"{package} does not load: {error}"
+    return None
+
+
+IMPLEMENTATIONS = {
+    "mosaic": Implementation(_lazily("mosaic"), _mosaic_unavailable),
+    "triton": Implementation(_lazily("triton"), _triton_unavailable),
+    "xla": Implementation(xla.plan, lambda platform: None, xla.offsets, xla.entries),
+}
 """Best first: the order that `implementation=None` tries."""
 
 
-def resolve(implementation: str | Sequence[str] | None, platform: str) -> str:
-    """The name of the implementation to run.
+def resolve(implementation: str | Sequence[str] | None, kind: str, platform: str) -> str:
+    """The name of the implementation to run a launcher with (`plan`, `offsets` or `entries`).
 
     Raises:
         ValueError: an unknown name, or none of those named can run; says why for each.
@@ -36,8 +94,10 @@ def resolve(implementation: str | Sequence[str] | None, platform: str) -> str:
     for name in named:
         if name not in IMPLEMENTATIONS:
             fail(f"implementation must be one of {', '.join(map(repr, IMPLEMENTATIONS))}, got {name!r}")
-        reason = IMPLEMENTATIONS[name].unavailable(platform)
-        if reason is None:
+        if getattr(IMPLEMENTATIONS[name], kind) is None:
+            reasons.append(f"{name!r} has no staged launchers")
+        elif (reason := IMPLEMENTATIONS[name].unavailable(platform)) is not None:
+            reasons.append(f"{name!r} cannot run here: {reason}")
+        else:
             return name
-        reasons.append(f"{name!r} cannot run here: {reason}")
     fail(f"implementation {'; '.join(reasons) or 'must not be empty'}")

@@ -49,7 +49,7 @@ class Layout(NamedTuple):
     spare_write_rows: int = 0
     """`write_req_capacity` beyond the batch."""
     batch_sizes: tuple[int, ...] = (3,)
-    """Ascending. A batch is padded to the next one."""
+    """Ascending. Smaller batches are padded."""
 
 
 LAYOUTS = (
@@ -180,18 +180,17 @@ def _cases(draw: st.DrawFn, layouts: st.SearchStrategy[Layout], corrupt: bool | 
 
 
 def _batch(draw: st.DrawFn, layout: Layout, corrupt: bool) -> list[_Request]:
-    sizes = layout.batch_sizes
+    size = draw(st.sampled_from(layout.batch_sizes))
     token_width = layout.tokens[1] if layout.tokens is not None else 0
     drawn = draw(_request_lists(*layout.table, token_width, corrupt))
-    batch = [r for r in drawn if r is not None][: sizes[-1]]
-    if len(batch) > 2 and sizes[-1] > 8 and draw(_CROWDS):
-        batch = (batch * sizes[-1])[: sizes[-1]]
+    batch = [r for r in drawn if r is not None][:size]
+    if len(batch) > 2 and draw(_CROWDS):
+        batch = (batch * size)[:size]
     total = draw(_totals(layout.verify_capacity))
     if not corrupt:
         if total is not None:
             batch = _with_total(batch, layout, total)
         batch = [_within_token_table(r, layout) for r in batch]
-    size = next(n for n in sizes if n >= len(batch))
     return batch + [_PADDING] * (size - len(batch))
 
 
@@ -222,7 +221,7 @@ def _request_lists(
         requests.append(st.builds(_Request, st.just(PADDING_ROW), anything, anything, anything))
     # Twice: the branches are drawn evenly, and most requests should have entries.
     requests += [st.builds(_Request, active_row, prefix_len, extend_len, valid_len) for _ in range(2)]
-    return st.lists(st.one_of(st.none(), *requests), max_size=12)
+    return st.lists(st.one_of(st.none(), *requests), min_size=3, max_size=8)
 
 
 def _with_total(batch: list[_Request], layout: Layout, total: int) -> list[_Request]:

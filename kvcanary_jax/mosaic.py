@@ -1,0 +1,370 @@
+"""The plan as a Pallas kernel on Mosaic GPU (Hopper and newer), in one launch (contract, section 4).
+
+Decomposition. As in kvcanary_torch/kernels.py: the entries of a request are cut into units of `TILE`
+positions, and a program, here one warpgroup, takes units a grid's stride apart. It scans the batch's
+counts once, and finds each unit's request by two reductions of the scan. The first programs write the
+write rows instead, `WARPGROUP` requests each. No two programs touch the same element.
+
+Bytes that must move for an entry: 4 of the slot table, 32 of the columns, 8 more with a mapping and 4
+more with a token table.
+
+The plan's arithmetic is `_Program`, in plain jnp on vectors of one warpgroup. What Mosaic GPU lacks is in
+`_Machine`: gathers, masked stores and a scan, as per-thread code. Tests replace the machine and run the
+arithmetic on a CPU.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax.experimental import pallas as pl
+from jax.experimental.mosaic.gpu import FragmentedArray, utils
+from jax.experimental.pallas import mosaic_gpu as plgpu
+from jaxlib.mlir import ir
+from jaxlib.mlir.dialects import arith, llvm, vector
+
+from shared_ref.constants import NO_SLOT, NO_TOKEN
+from shared_ref.schema import COLUMNS, PLAN_INPUTS, VERIFY_OUTPUTS, WRITE_OUTPUTS
+
+from . import xla
+
+WARPGROUP = 128
+"""Threads of a program: a vector's length is a multiple of it."""
+
+OUTPUTS = (*VERIFY_OUTPUTS, *WRITE_OUTPUTS)
+
+
+def plan(arguments: xla.Arguments) -> xla.Outputs:
+    """The outputs of `launch_canary_plan_kernels`, in the memory of the former ones."""
+    former = {name: arguments[name] for name in OUTPUTS}
+    inputs = {name: arguments[name] for name in PLAN_INPUTS if arguments[name] is not None}
+    if arguments["req_to_verify_expected_tokens"] is None:
+        inputs.pop("req_to_verify_expected_tokens_valid_lens", None)
+    tile = _tile(arguments)
+    if any(0 in array.shape for array in (*former.values(), *inputs.values())):
+        return xla.plan(arguments)  # nothing to point a kernel at, and next to nothing to do
+    if arguments["req_to_token"].shape[1] >= 2**31 - tile:
+        return xla.plan(arguments)  # positions would not fit the kernel's 32 bits
+
+    names = tuple(inputs)
+    integers = {
+        name: arguments[name]
+        for name in ("swa_window_size", "verify_capacity", "kv_token_id_vs_position_offset")
+    }
+    bs = arguments["req_pool_indices"].shape[0]
+    writers = -(-bs // WARPGROUP)
+    programs = _programs(arguments, tile)
+
+    def kernel(*refs: Any) -> None:
+        *arrays, scratch = refs
+        program = jax.lax.axis_index("program")
+        machine = _Machine(scratch)
+        planner = _Program(dict(zip((*names, *OUTPUTS), arrays, strict=True)), integers, tile, machine)
+
+        @pl.when(program < writers)
+        def _() -> None:
+            planner.write_rows(program)
+
+        @pl.when(program >= writers)
+        def _() -> None:
+            planner.entries(program - writers, programs)
+
+    refs = {name: jax.new_ref(array) for name, array in former.items()}
+    pl.kernel(
+        kernel,
+        out_type=(),
+        mesh=plgpu.Mesh(grid=(writers + programs,), grid_names=("program",)),
+        scratch_types=[plgpu.SMEM((_padded(bs) // 32,), jnp.int64)],
+        compiler_params=plgpu.CompilerParams(),
+        name="kvcanary_plan",
+    )(*inputs.values(), *refs.values())
+    return {name: jax.freeze(ref) for name, ref in refs.items()}
+
+
+def _padded(bs: int) -> int:
+    return max(-(-bs // WARPGROUP), 1) * WARPGROUP
+
+
+def _tile(arguments: xla.Arguments) -> int:
+    window = arguments["swa_window_size"]
+    if window > 0:
+        return 128 if window <= 128 else 256 if window <= 256 else 512
+    return 512 if arguments["verify_capacity"] > 2**17 else 256
+
+
+def _programs(arguments: xla.Arguments, tile: int) -> int:
+    """Programs that share the entries: enough to fill the device, and no more than there can be units."""
+    bs, max_seq_len = arguments["req_pool_indices"].shape[0], arguments["req_to_token"].shape[1]
+    window, capacity = arguments["swa_window_size"], arguments["verify_capacity"]
+    span = min(window, max_seq_len) if window > 0 else max_seq_len
+    most_units = min(capacity // tile + bs, bs * -(-span // tile))
+    multiprocessors = getattr(jax.devices()[0], "core_count", 132)
+    return max(1, min(multiprocessors * (4 if tile == 512 else 8), most_units))
+
+
+class _Program:
+    """What one program computes. `machine` moves vectors between registers and memory."""
+
+    def __init__(self, refs: dict[str, Any], integers: dict[str, int], tile: int, machine: Any) -> None:
+        self.refs, self.machine, self.tile = refs, machine, tile
+        self.window = integers["swa_window_size"]
+        self.capacity = integers["verify_capacity"]
+        self.offset = integers["kv_token_id_vs_position_offset"]
+        self.bs = refs["req_pool_indices"].shape[0]
+        self.max_reqs, self.max_seq_len = refs["req_to_token"].shape
+        self.mapping = refs.get("full_to_swa_index_mapping")
+        self.tokens = refs.get("req_to_verify_expected_tokens")
+
+    def write_rows(self, writer: jax.Array) -> None:
+        """The write rows of this writer's requests; the first writer's totals."""
+        load, store = self.machine.load, self.machine.store
+        everyone = self.machine.iota(_padded(self.bs))
+        in_batch = jnp.where(everyone < self.bs, everyone, -1)
+        rows = load(self.refs["req_pool_indices"], in_batch, 0)
+        counts = self._write_counts(rows, load(self.refs["extend_seq_lens"], in_batch, 0))
+        before = jnp.sum(jnp.where(everyone < writer * WARPGROUP, counts, 0))
+
+        request = writer * WARPGROUP + self.machine.iota(WARPGROUP)
+        own = jnp.where(request < self.bs, request, -1)
+        row = load(self.refs["req_pool_indices"], own, 0)
+        _, end = self._span(load(self.refs["prefix_lens"], own, 0))
+        count = self._write_counts(row, load(self.refs["extend_seq_lens"], own, 0))
+        cell = jnp.where((count > 0) & (end > 0), row * self.max_seq_len + end - 1, -1)
+        slot = self._translate(load(self.refs["req_to_token"], cell, NO_SLOT).astype(jnp.int64))
+
+        offsets = self.refs["out_write_offsets"]
+        store(offsets, jnp.where(request < self.bs, request + 1, -1), self.machine.scan(count) + before)
+        store(self.refs["out_write_seed_slot_indices"], own, slot)
+        store(offsets, jnp.where(request == 0, request, -1), 0)
+        n = offsets.shape[0]
+
+        def zero(i: jax.Array, _: None) -> None:
+            behind = self.bs + 1 + i * _padded(self.bs) + request
+            store(offsets, jnp.where(behind < n, behind, -1), 0)
+
+        jax.lax.fori_loop(0, -(-(n - self.bs - 1) // _padded(self.bs)), zero, None)
+
+        total = jnp.sum(self._verify_counts(rows, load(self.refs["prefix_lens"], in_batch, 0)))
+        first = jnp.where(request == 0, 0, -1)
+        for name, value in (
+            ("out_verify_num_valid", jnp.minimum(total, self.capacity)),
+            ("out_verify_enable", jnp.where(total <= self.capacity, 1, 0)),
+            ("out_write_num_valid_reqs", self.bs + 0 * total),
+        ):
+            store(self.refs[name], first, self.machine.splat(value.astype(jnp.int32)))
+
+    def entries(self, program: jax.Array, programs: int) -> None:
+        """The entries of every unit that is this program's, if all entries of the batch fit."""
+        everyone = self.machine.iota(_padded(self.bs))
+        in_batch = jnp.where(everyone < self.bs, everyone, -1)
+        rows = self.machine.load(self.refs["req_pool_indices"], in_batch, 0)
+        counts = self._verify_counts(rows, self.machine.load(self.refs["prefix_lens"], in_batch, 0))
+        # Entries above, units below. They run into each other only where the entries do not fit.
+        units = (counts + (self.tile - 1)) >> (self.tile.bit_length() - 1)
+        last = self.machine.scan((counts << 32) + units)
+        fits = jnp.sum(counts) <= self.capacity
+        n_units = jnp.where(fits, jnp.max(last) & 0xFFFFFFFF, 0).astype(jnp.int32)
+
+        def step(unit: jax.Array) -> jax.Array:
+            ended = (last & 0xFFFFFFFF) <= unit.astype(jnp.int64)
+            request = jnp.sum(jnp.where(ended, 1, 0).astype(jnp.int32))
+            at = jnp.max(jnp.where(ended, last, 0))
+            self._store_unit(request, unit - at.astype(jnp.int32), (at >> 32).astype(jnp.int32))
+            return unit + programs
+
+        jax.lax.while_loop(lambda unit: unit < n_units, step, program.astype(jnp.int32))
+
+    def _store_unit(self, request: jax.Array, nth_unit: jax.Array, first_entry: jax.Array) -> None:
+        load, store = self.machine.load, self.machine.store
+        table, lane = self.refs["req_to_token"], self.machine.iota(self.tile)
+        row = self.refs["req_pool_indices"][request]
+        start, end = (x.astype(jnp.int32) for x in self._span(self.refs["prefix_lens"][request]))
+        position = start + nth_unit * self.tile + lane
+        entry = first_entry + nth_unit * self.tile + lane
+        is_entry = position < end
+        cell = row * self.max_seq_len + position.astype(jnp.int64)
+        slot = load(table, jnp.where(is_entry, cell, -1), 0).astype(jnp.int64)
+        # The mapping is gathered once a slot, and the successor's entry gets the same; only the first
+        # entry of a request looks its predecessor up.
+        looks_back = is_entry if self.mapping is None else is_entry & (position == start)
+        prev = load(table, jnp.where(looks_back & (position > 0), cell - 1, -1), NO_SLOT).astype(jnp.int64)
+        at = jnp.where(is_entry, entry, -1)
+        slots, expected_tokens, positions, prev_slots = (self.refs[name] for name in COLUMNS)
+        store(positions, at, position.astype(jnp.int64))
+        store(expected_tokens, at, self._expected_tokens(request, row, position, is_entry))
+        slot = self._translate(slot)
+        store(slots, at, slot)
+        store(prev_slots, jnp.where(looks_back, entry, -1), self._translate(prev))
+        if self.mapping is not None:
+            store(prev_slots, jnp.where(is_entry & (position + 1 < end), entry + 1, -1), slot)
+
+    def _expected_tokens(self, request: Any, row: Any, position: Any, is_entry: Any) -> Any:
+        if self.tokens is None:
+            return NO_TOKEN
+        rows, columns = self.tokens.shape
+        valid_len = self.refs["req_to_verify_expected_tokens_valid_lens"][request]
+        known = jnp.where(row < rows, jnp.minimum(valid_len, columns), 0)
+        q = position.astype(jnp.int64) + self.offset
+        cell = jnp.where(is_entry & (q >= 0) & (q < known), row * columns + q, -1)
+        return self.machine.load(self.tokens, cell, NO_TOKEN).astype(jnp.int64)
+
+    def _translate(self, slot: jax.Array) -> jax.Array:
+        if self.mapping is None:
+            return slot
+        index = jnp.where(slot >= 0, jnp.minimum(slot, self.mapping.shape[0] - 1), -1)
+        return jnp.where(slot >= 0, self.machine.load(self.mapping, index, 0), slot)
+
+    def _span(self, prefix_len: jax.Array) -> tuple[jax.Array, jax.Array]:
+        prefix_len = jnp.maximum(prefix_len, 0)
+        end = jnp.minimum(prefix_len, self.max_seq_len)
+        return (jnp.maximum(prefix_len - self.window, 0) if self.window > 0 else end * 0), end
+
+    def _verify_counts(self, row: jax.Array, prefix_len: jax.Array) -> jax.Array:
+        start, end = self._span(prefix_len)
+        return jnp.where(self._is_active(row), jnp.maximum(end - start, 0), 0)
+
+    def _write_counts(self, row: jax.Array, extend_len: jax.Array) -> jax.Array:
+        return jnp.where(self._is_active(row), jnp.maximum(extend_len, 0), 0)
+
+    def _is_active(self, row: jax.Array) -> jax.Array:
+        return (row > 0) & (row < self.max_reqs)
+
+
+class _Machine:
+    """What Pallas lacks on Mosaic GPU. Vectors are strided over the warpgroup, an element a register."""
+
+    def __init__(self, scratch: Any) -> None:
+        self.scratch = scratch
+
+    @staticmethod
+    def layout(n: int) -> Any:
+        return plgpu.Layout.WG_STRIDED((n,), vec_size=1)
+
+    def iota(self, n: int) -> jax.Array:
+        return plgpu.broadcasted_iota(jnp.int32, (n,), 0, layout=self.layout(n))
+
+    def splat(self, scalar: jax.Array) -> jax.Array:
+        return self.iota(WARPGROUP).astype(scalar.dtype) * 0 + scalar
+
+    def load(self, ref: Any, index: jax.Array, other: int) -> jax.Array:
+        """The elements at flat indices, `other` where the index is negative."""
+        layout = self.layout(index.size)
+        result = plgpu.ShapeDtypeStruct(index.shape, ref.dtype, layout=layout)
+
+        @plgpu.inline_mgpu(arg_types=(plgpu.RefType(), layout), return_type=result)
+        def gather(ctx: Any, ref: Any, index: Any) -> Any:
+            dtype = ir.MemRefType(ref.type).element_type
+            size = utils.bitwidth(dtype)
+            base, letter = utils.memref_ptr(ref), "l" if size == 64 else "r"
+
+            def one(i: Any) -> Any:
+                operands = [utils.getelementptr(base, [i], dtype), _is_natural(i), utils.c(other, dtype)]
+                ptx = f"mov.b{size} $0, $3; @p ld.global.b{size} $0, [$1];"
+                return _ptx(ptx, f"=&{letter},l,r,{letter}", operands, dtype, predicate="$2")
+
+            return _map(one, dtype, index)
+
+        return gather(ref, index)
+
+    def store(self, ref: Any, index: jax.Array, value: jax.Array | int) -> None:
+        """Write the elements at flat indices, except where the index is negative."""
+        layout = self.layout(index.size)
+        constant = value if isinstance(value, int) else None
+        arrays = (index,) if constant is not None else (index, value)
+
+        @plgpu.inline_mgpu(arg_types=(plgpu.RefType(), *(layout for _ in arrays)))
+        def scatter(ctx: Any, ref: Any, index: Any, *values: Any) -> None:
+            dtype = ir.MemRefType(ref.type).element_type
+            size = utils.bitwidth(dtype)
+            base, letter = utils.memref_ptr(ref), "l" if size == 64 else "r"
+
+            def one(i: Any, *v: Any) -> None:
+                element = v[0] if constant is None else utils.c(constant, dtype)
+                operands = [utils.getelementptr(base, [i], dtype), _is_natural(i), element]
+                _ptx(f"@p st.global.b{size} [$0], $2;", f"l,r,{letter}", operands, predicate="$1")
+
+            _map(one, None, index, *values)
+
+        scatter(ref, *arrays)
+
+    def scan(self, values: jax.Array) -> jax.Array:
+        """The inclusive prefix sum of an int64 vector: within warps, then over what the warps have."""
+        layout = self.layout(values.size)
+        result = plgpu.ShapeDtypeStruct(values.shape, values.dtype, layout=layout)
+
+        @plgpu.inline_mgpu(arg_types=(plgpu.RefType(), layout), return_type=result)
+        def inclusive_sum(ctx: Any, scratch: Any, values: Any) -> Any:
+            i32, i64 = ir.IntegerType.get_signless(32), ir.IntegerType.get_signless(64)
+            shared, thread = utils.memref_ptr(scratch), utils.thread_idx()
+            lane, warp = arith.andi(thread, utils.c(31, i32)), arith.shrui(thread, utils.c(5, i32))
+            is_last = _flag(arith.cmpi(arith.CmpIPredicate.eq, lane, utils.c(31, i32)))
+            sums = [_sum_within_warp(_element(register), i64) for register in values.registers.flat]
+            for n, x in enumerate(sums):
+                of_warp = utils.getelementptr(shared, [arith.addi(warp, utils.c(4 * n, i32))], i64)
+                _ptx("@p st.shared.b64 [$0], $2;", "r,r,l", [of_warp, is_last, x], predicate="$1")
+            utils.warpgroup_barrier()
+            registers, before = np.empty_like(values.registers), utils.c(0, i64)
+            for n, x in enumerate(sums):
+                mine = before
+                for w in range(4):
+                    at = utils.getelementptr(shared, [4 * n + w], i64)
+                    before = arith.addi(before, _ptx("ld.shared.b64 $0, [$1];", "=l,r", [at], i64))
+                    # After as many warps as are before this one, what they have together.
+                    is_before = arith.cmpi(arith.CmpIPredicate.ult, utils.c(w, i32), warp)
+                    mine = arith.select(is_before, before, mine)
+                registers.flat[n] = _register(arith.addi(x, mine), i64)
+            utils.warpgroup_barrier()
+            return FragmentedArray(_registers=registers, _layout=values.layout, _is_signed=True)
+
+        return inclusive_sum(self.scratch, values)
+
+
+def _map(f: Any, dtype: Any, *arrays: Any) -> Any:
+    """`f` on each thread's elements; a vector of what it returns, if that has a dtype."""
+    registers = np.empty_like(arrays[0].registers)
+    for i, elements in enumerate(zip(*(a.registers.flat for a in arrays), strict=True)):
+        result = f(*map(_element, elements))
+        if dtype is not None:
+            registers.flat[i] = _register(result, dtype)
+    if dtype is None:
+        return None
+    return FragmentedArray(_registers=registers, _layout=arrays[0].layout, _is_signed=True)
+
+
+def _element(register: Any) -> Any:
+    return vector.extract(register, dynamic_position=[], static_position=[0])
+
+
+def _register(element: Any, dtype: Any) -> Any:
+    return vector.broadcast(ir.VectorType.get((1,), dtype), element)
+
+
+def _flag(condition: Any) -> Any:
+    return arith.extui(ir.IntegerType.get_signless(32), condition)
+
+
+def _is_natural(index: Any) -> Any:
+    return _flag(arith.cmpi(arith.CmpIPredicate.sge, index, utils.c(0, index.type)))
+
+
+def _ptx(ptx: str, constraints: str, operands: list, dtype: Any = None, predicate: str | None = None) -> Any:
+    """Inline PTX. `@p` in it is guarded by the operand that `predicate` names."""
+    guard = f".reg .pred p; setp.ne.b32 p, {predicate}, 0; " if predicate else ""
+    result = dtype if dtype is not None else ir.Type.parse("!llvm.void")
+    return llvm.inline_asm(result, operands, f"{{ {guard}{ptx} }}", constraints, has_side_effects=True)
+
+
+def _sum_within_warp(x: Any, i64: Any) -> Any:
+    for distance in (1, 2, 4, 8, 16):
+        x = _ptx(
+            ".reg .pred p; .reg .b32 lo, hi, l, h; .reg .b64 y; mov.b64 {lo, hi}, $1; "
+            f"shfl.sync.up.b32 l|p, lo, {distance}, 0, -1; shfl.sync.up.b32 h, hi, {distance}, 0, -1; "
+            "mov.b64 y, {l, h}; mov.b64 $0, $1; @p add.s64 $0, $1, y;",
+            "=&l,l",
+            [x],
+            i64,
+        )
+    return x
