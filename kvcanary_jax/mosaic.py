@@ -15,6 +15,7 @@ arithmetic on a CPU.
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 import jax
@@ -33,6 +34,11 @@ from . import xla
 
 WARPGROUP = 128
 """Threads of a program: a vector's length is a multiple of it."""
+
+LARGE_BATCH = 512
+"""Requests above which programs walk from unit to unit."""
+
+Find = Callable[[jax.Array], tuple[jax.Array, ...]]
 
 OUTPUTS = (*VERIFY_OUTPUTS, *WRITE_OUTPUTS)
 
@@ -59,25 +65,27 @@ def plan(arguments: xla.Arguments) -> xla.Outputs:
     programs = _programs(arguments, tile)
 
     def kernel(*refs: Any) -> None:
-        *arrays, scratch = refs
         program = jax.lax.axis_index("program")
-        machine = _Machine(scratch)
-        planner = _Program(dict(zip((*names, *OUTPUTS), arrays, strict=True)), integers, tile, machine)
 
-        @pl.when(program < writers)
-        def _() -> None:
-            planner.write_rows(program)
+        def run(scratch: Any) -> None:
+            operands = dict(zip((*names, *OUTPUTS), refs, strict=True))
+            planner = _Program(operands, integers, tile, _Machine(scratch))
 
-        @pl.when(program >= writers)
-        def _() -> None:
-            planner.entries(program - writers, programs)
+            @pl.when(program < writers)
+            def _() -> None:
+                planner.write_rows(program)
+
+            @pl.when(program >= writers)
+            def _() -> None:
+                planner.entries(program - writers, programs)
+
+        pl.run_scoped(run, plgpu.SMEM((_padded(bs) // 32,), jnp.int64))
 
     refs = {name: jax.new_ref(array) for name, array in former.items()}
     pl.kernel(
         kernel,
         out_type=(),
         mesh=plgpu.Mesh(grid=(writers + programs,), grid_names=("program",)),
-        scratch_types=[plgpu.SMEM((_padded(bs) // 32,), jnp.int64)],
         compiler_params=plgpu.CompilerParams(),
         name="kvcanary_plan",
     )(*inputs.values(), *refs.values())
@@ -89,9 +97,12 @@ def _padded(bs: int) -> int:
 
 
 def _tile(arguments: xla.Arguments) -> int:
+    """Positions of a unit; like `configure` of kvcanary_torch/kernels.py, from sizes alone."""
     window = arguments["swa_window_size"]
-    if window > 0:
-        return 128 if window <= 128 else 256 if window <= 256 else 512
+    if arguments["req_pool_indices"].shape[0] > LARGE_BATCH:
+        return 256
+    if 0 < window <= 256:
+        return 128 if window <= 128 else 256
     return 512 if arguments["verify_capacity"] > 2**17 else 256
 
 
@@ -102,7 +113,8 @@ def _programs(arguments: xla.Arguments, tile: int) -> int:
     span = min(window, max_seq_len) if window > 0 else max_seq_len
     most_units = min(capacity // tile + bs, bs * -(-span // tile))
     multiprocessors = getattr(jax.devices()[0], "core_count", 132)
-    return max(1, min(multiprocessors * (4 if tile == 512 else 8), most_units))
+    each = 4 if tile == 512 or bs > LARGE_BATCH else 8
+    return max(1, min(multiprocessors * each, most_units))
 
 
 class _Program:
@@ -148,40 +160,92 @@ class _Program:
         jax.lax.fori_loop(0, -(-(n - self.bs - 1) // _padded(self.bs)), zero, None)
 
         total = jnp.sum(self._verify_counts(rows, load(self.refs["prefix_lens"], in_batch, 0)))
-        first = jnp.where(request == 0, 0, -1)
-        for name, value in (
-            ("out_verify_num_valid", jnp.minimum(total, self.capacity)),
-            ("out_verify_enable", jnp.where(total <= self.capacity, 1, 0)),
-            ("out_write_num_valid_reqs", self.bs + 0 * total),
-        ):
-            store(self.refs[name], first, self.machine.splat(value.astype(jnp.int32)))
+        first = jnp.where(request == 0, request, -1)
+        num_valid = jnp.minimum(total, self.capacity).astype(jnp.int32)
+        store(self.refs["out_verify_num_valid"], first, request + num_valid)
+        store(self.refs["out_verify_enable"], first, request + (total <= self.capacity).astype(jnp.int32))
+        store(self.refs["out_write_num_valid_reqs"], first, self.bs)
 
     def entries(self, program: jax.Array, programs: int) -> None:
         """The entries of every unit that is this program's, if all entries of the batch fit."""
+        program = program.astype(jnp.int32)
+        if self.bs == 1:
+            count = self._count(0)
+            n_units = jnp.where(count <= self.capacity, self._units(count), 0).astype(jnp.int32)
+
+            def unit_of_one(unit: jax.Array) -> jax.Array:
+                self._store_unit(0, unit, 0)
+                return unit + programs
+
+            jax.lax.while_loop(lambda unit: unit < n_units, unit_of_one, program)
+            return
+
         everyone = self.machine.iota(_padded(self.bs))
         in_batch = jnp.where(everyone < self.bs, everyone, -1)
         rows = self.machine.load(self.refs["req_pool_indices"], in_batch, 0)
         counts = self._verify_counts(rows, self.machine.load(self.refs["prefix_lens"], in_batch, 0))
         # Entries above, units below. They run into each other only where the entries do not fit.
-        units = (counts + (self.tile - 1)) >> (self.tile.bit_length() - 1)
-        last = self.machine.scan((counts << 32) + units)
+        last = self.machine.scan((counts << 32) + self._units(counts))
         fits = jnp.sum(counts) <= self.capacity
         n_units = jnp.where(fits, jnp.max(last) & 0xFFFFFFFF, 0).astype(jnp.int32)
 
-        def step(unit: jax.Array) -> jax.Array:
+        def find(unit: jax.Array) -> tuple[jax.Array, ...]:
+            """The request that a unit belongs to, its first unit and its first entry."""
             ended = (last & 0xFFFFFFFF) <= unit.astype(jnp.int64)
             request = jnp.sum(jnp.where(ended, 1, 0).astype(jnp.int32))
             at = jnp.max(jnp.where(ended, last, 0))
-            self._store_unit(request, unit - at.astype(jnp.int32), (at >> 32).astype(jnp.int32))
+            return request, at.astype(jnp.int32), (at >> 32).astype(jnp.int32)
+
+        if self.bs <= LARGE_BATCH:
+            self._stride(program, programs, n_units, find)
+        else:
+            share = (n_units + (programs - 1)) // programs
+            self._walk(program * share, jnp.minimum((program + 1) * share, n_units), find)
+
+    def _stride(self, program: jax.Array, programs: int, n_units: jax.Array, find: Find) -> None:
+        """Units a grid's stride apart: neighbouring programs write neighbouring memory."""
+
+        def step(unit: jax.Array) -> jax.Array:
+            request, first_unit, first_entry = find(unit)
+            self._store_unit(request, unit - first_unit, first_entry)
             return unit + programs
 
-        jax.lax.while_loop(lambda unit: unit < n_units, step, program.astype(jnp.int32))
+        jax.lax.while_loop(lambda unit: unit < n_units, step, program)
 
-    def _store_unit(self, request: jax.Array, nth_unit: jax.Array, first_entry: jax.Array) -> None:
+    def _walk(self, unit: jax.Array, stop: jax.Array, find: Find) -> None:
+        """Neighbouring units: in a large batch, looking one up costs more than walking to it.
+
+        A request without entries is not walked over, so that a run of them costs one look-up.
+        """
+
+        def step(carry: tuple[jax.Array, ...]) -> tuple[jax.Array, ...]:
+            unit, request, first_unit, first_entry = carry
+            self._store_unit(request, unit - first_unit, first_entry)
+            unit += 1
+            count, following = self._count(request), jnp.minimum(request + 1, self.bs - 1)
+            next_unit = first_unit + self._units(count).astype(jnp.int32)
+            is_done, walks = unit == next_unit, self._count(following) > 0
+            following, first_unit, first_entry = (
+                jnp.where(is_done, new, old)
+                for new, old in (
+                    (following, request),
+                    (next_unit, first_unit),
+                    (first_entry + count.astype(jnp.int32), first_entry),
+                )
+            )
+            looks_up = is_done & ~walks & (unit < stop)
+            here = following, first_unit, first_entry
+            return unit, *jax.lax.cond(looks_up, lambda: find(unit), lambda: here)
+
+        @pl.when(unit < stop)
+        def _() -> None:
+            jax.lax.while_loop(lambda carry: carry[0] < stop, step, (unit, *find(unit)))
+
+    def _store_unit(self, request: Any, nth_unit: Any, first_entry: Any) -> None:
         load, store = self.machine.load, self.machine.store
         table, lane = self.refs["req_to_token"], self.machine.iota(self.tile)
         row = self.refs["req_pool_indices"][request]
-        start, end = (x.astype(jnp.int32) for x in self._span(self.refs["prefix_lens"][request]))
+        start, end = (jnp.int32(x) for x in self._span(self.refs["prefix_lens"][request]))
         position = start + nth_unit * self.tile + lane
         entry = first_entry + nth_unit * self.tile + lane
         is_entry = position < end
@@ -217,14 +281,20 @@ class _Program:
         index = jnp.where(slot >= 0, jnp.minimum(slot, self.mapping.shape[0] - 1), -1)
         return jnp.where(slot >= 0, self.machine.load(self.mapping, index, 0), slot)
 
-    def _span(self, prefix_len: jax.Array) -> tuple[jax.Array, jax.Array]:
+    def _span(self, prefix_len: jax.Array) -> tuple[jax.Array | int, jax.Array]:
         prefix_len = jnp.maximum(prefix_len, 0)
         end = jnp.minimum(prefix_len, self.max_seq_len)
-        return (jnp.maximum(prefix_len - self.window, 0) if self.window > 0 else end * 0), end
+        return jnp.maximum(prefix_len - self.window, 0) if self.window > 0 else 0, end
 
     def _verify_counts(self, row: jax.Array, prefix_len: jax.Array) -> jax.Array:
         start, end = self._span(prefix_len)
         return jnp.where(self._is_active(row), jnp.maximum(end - start, 0), 0)
+
+    def _count(self, request: Any) -> jax.Array:
+        return self._verify_counts(self.refs["req_pool_indices"][request], self.refs["prefix_lens"][request])
+
+    def _units(self, count: jax.Array) -> jax.Array:
+        return (count + (self.tile - 1)) >> (self.tile.bit_length() - 1)
 
     def _write_counts(self, row: jax.Array, extend_len: jax.Array) -> jax.Array:
         return jnp.where(self._is_active(row), jnp.maximum(extend_len, 0), 0)
@@ -245,9 +315,6 @@ class _Machine:
 
     def iota(self, n: int) -> jax.Array:
         return plgpu.broadcasted_iota(jnp.int32, (n,), 0, layout=self.layout(n))
-
-    def splat(self, scalar: jax.Array) -> jax.Array:
-        return self.iota(WARPGROUP).astype(scalar.dtype) * 0 + scalar
 
     def load(self, ref: Any, index: jax.Array, other: int) -> jax.Array:
         """The elements at flat indices, `other` where the index is negative."""
