@@ -81,7 +81,8 @@ def _launch(
         fail(f"outputs must be all jax.Array or all jax.Ref, got both: {', '.join(refs)} are jax.Ref")
     _refuse_refs(tensors)
     name = resolve(implementation, _KIND[launcher], _platform(arguments[launcher.device_reference]))
-    run = _fill_refs if refs else _replace
+    traced = any(isinstance(array, jax.core.Tracer) for array in (*outputs.values(), *tensors.values()))
+    run = _fill_refs if refs else _keep if traced else _replace
     with jax.enable_x64(True):
         return run(_KIND[launcher], name, tuple(integers.items()), outputs, tensors)
 
@@ -89,6 +90,9 @@ def _launch(
 def _compute(kind: str, implementation: str, integers: tuple, outputs: dict, inputs: dict) -> dict:
     return getattr(IMPLEMENTATIONS[implementation], kind)(outputs | inputs | dict(integers))
 
+
+# Inside a transformation, donation is the caller's.
+_keep = jax.jit(_compute, static_argnums=(0, 1, 2))
 
 # `keep_unused`: the former value of a field that is always written is consumed like the others.
 _replace = jax.jit(_compute, static_argnums=(0, 1, 2), donate_argnums=3, keep_unused=True)
@@ -268,9 +272,10 @@ def plan(
     """
     arguments: dict[str, Any] = locals()
     with jax.enable_x64(True):
+        beside = next(filter(None, (_sharding(arguments[name]) for name in PLAN_INPUTS)), None)
         for name in PLAN_INPUTS:
             if isinstance(arguments[name], np.ndarray):
-                arguments[name] = _from_numpy(name, arguments[name])
+                arguments[name] = _from_numpy(name, arguments[name], beside)
         integers = check(PLAN, JAX, arguments)
         capacity = integers.pop("write_req_capacity")
         inputs = {name: arguments[name] for name in PLAN_INPUTS}
@@ -293,9 +298,16 @@ def _fresh(implementation: str, write_req_capacity: int, integers: tuple, inputs
     )
 
 
-def _from_numpy(name: str, array: np.ndarray) -> jax.Array:
+def _sharding(array: Any) -> jax.sharding.Sharding | None:
+    """Where a concrete array sits whole."""
+    if not isinstance(array, jax.Array) or isinstance(array, jax.core.Tracer) or _device(array) is None:
+        return None
+    return array.sharding
+
+
+def _from_numpy(name: str, array: np.ndarray, beside: jax.sharding.Sharding | None) -> jax.Array:
     try:
-        return jnp.asarray(array)
+        return jnp.asarray(array, device=beside)
     except TypeError:  # a dtype that JAX does not have
         expected = next(t.dtype for t in PLAN.tensors if t.name == name)
         fail(f"{name} must have dtype {expected}, got {array.dtype}")

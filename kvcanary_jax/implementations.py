@@ -88,12 +88,14 @@ def resolve(implementation: str | Sequence[str] | None, kind: str, platform: str
     Raises:
         ValueError: an unknown name, or none of those named can run; says why for each.
     """
-    named = list(IMPLEMENTATIONS) if implementation is None else implementation
-    named = [named] if isinstance(named, str) else list(named)
+    if implementation is None:
+        implementation = tuple(IMPLEMENTATIONS)
+    named = implementation if isinstance(implementation, list | tuple) else (implementation,)
+    for name in named:
+        if not isinstance(name, str) or name not in IMPLEMENTATIONS:
+            fail(f"implementation must be one of {', '.join(map(repr, IMPLEMENTATIONS))}, got {name!r}")
     reasons = []
     for name in named:
-        if name not in IMPLEMENTATIONS:
-            fail(f"implementation must be one of {', '.join(map(repr, IMPLEMENTATIONS))}, got {name!r}")
         if getattr(IMPLEMENTATIONS[name], kind) is None:
             reasons.append(f"{name!r} has no staged launchers")
         elif (reason := IMPLEMENTATIONS[name].unavailable(platform)) is not None:

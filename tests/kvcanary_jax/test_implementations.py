@@ -124,9 +124,32 @@ def test_where_none_can_run_each_reason_is_given(
         assert f"{name!r} cannot run here: {name} is on strike" in str(caught.value)
 
 
-@pytest.mark.parametrize("launcher", [LAUNCH_OFFSETS, LAUNCH_ENTRIES], ids=lambda launcher: launcher.name)
-def test_staged_launchers_take_it_too(launcher: Launcher) -> None:
+@either
+@pytest.mark.parametrize("implementation", ["mosaic", "triton"])
+def test_kernels_for_a_gpu_say_why_they_cannot_run_on_a_cpu(
+    run: Callable[[Any], Any], implementation: str
+) -> None:
+    if jax.default_backend() != "cpu":
+        pytest.skip(f"JAX's default platform here is {jax.default_backend()}")
+    why = f"^kv-canary: implementation '{implementation}' cannot run here: it needs a CUDA GPU .* on cpu$"
+    with pytest.raises(ValueError, match=why):
+        run(implementation)
+
+
+staged = pytest.mark.parametrize("launcher", [LAUNCH_OFFSETS, LAUNCH_ENTRIES], ids=lambda each: each.name)
+
+
+@staged
+def test_staged_launchers_refuse_an_unknown_name(launcher: Launcher) -> None:
     arguments = staged_arguments(small_case()) | switched(1)
-    with pytest.raises(ValueError, match=r"^kv-canary: implementation must be one of 'xla'.*got 'mosiac'$"):
+    with pytest.raises(ValueError, match=r"^kv-canary: implementation must be one of .*'xla', got 'mosiac'$"):
         call_staged(launcher, arguments, implementation="mosiac")
-    assert len(call_staged(launcher, arguments, implementation=("xla",))) in (4, 6)
+
+
+@staged
+def test_staged_launchers_run_on_the_first_that_has_them(launcher: Launcher) -> None:
+    arguments = staged_arguments(small_case()) | switched(1)
+    with pytest.raises(ValueError, match=r"^kv-canary: implementation 'mosaic' has no staged launchers$"):
+        call_staged(launcher, arguments, implementation="mosaic")
+    outputs = call_staged(launcher, arguments, implementation=("mosaic", "xla"))
+    assert outputs[0].tolist()[:4] == ([0, 3, 3, 5] if launcher is LAUNCH_OFFSETS else [20, 21, 22, 10])

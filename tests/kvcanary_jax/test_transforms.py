@@ -119,8 +119,7 @@ def test_nested_jit() -> None:
     assert deleted(former) == set()
 
 
-@pytest.mark.parametrize("transform", [jax.jit, lambda f: f], ids=["jit", "eager"])
-def test_scan_carries_the_plans_from_step_to_step(transform: Any) -> None:
+def test_scan_carries_the_plans_from_step_to_step() -> None:
     case = small_case()
     launch_with = launcher(case)
 
@@ -129,7 +128,7 @@ def test_scan_carries_the_plans_from_step_to_step(transform: Any) -> None:
         return plans, plans
 
     former = jax_plans(case.before)
-    last, every = transform(lambda carry, xs: jax.lax.scan(step, carry, xs))(former, on_device(LENS))
+    last, every = jax.lax.scan(step, former, on_device(LENS))
     assert every[0].enable.tolist() == [[1], [0], [1], [0]]
     assert every[0].verify_num_valid.tolist() == [[5], [8], [1], [8]]
     expected = each_step(case)
@@ -149,11 +148,10 @@ def test_vmap_plans_several_batches_at_once(transform: Any) -> None:
         assert_plans(nth(plans, i), batch.expected())
 
 
-@pytest.mark.parametrize("transform", [jax.jit, lambda f: f], ids=["jit", "eager"])
-def test_vmap_from_one_former_pair_leaves_it_alive(transform: Any) -> None:
+def test_vmap_from_one_former_pair_leaves_it_alive() -> None:
     case = small_case(**WINDOW)
     former = jax_plans(case.before)
-    plans = transform(jax.vmap(launcher(case), in_axes=(None, None, 0)))(*former, on_device(LENS))
+    plans = jax.vmap(launcher(case), in_axes=(None, None, 0))(*former, on_device(LENS))
     for i, lens in enumerate(LENS):
         assert_plans(nth(plans, i), small_case(**WINDOW, prefix_lens=lens).expected())
     assert deleted(former) == set()

@@ -240,6 +240,24 @@ def test_the_entries_launcher_trusts_only_the_switch() -> None:
             assert getattr(verify, field).tolist() == getattr(expected.verify, field).tolist()
 
 
+def test_torch_compile_keeps_both_launches_in_one_graph_and_sees_what_they_write() -> None:
+    """`aot_eager` drops or reorders what a launch that hid its mutations would need."""
+    case = small_case(**WINDOW)
+    inputs = tensors(case.inputs.keywords())
+    combined, in_stages = tensor_plans(case), tensor_plans(case)
+
+    @torch.compile(backend="aot_eager", fullgraph=True)
+    def step(lens: Any, scratch: Any) -> Any:
+        launch(*combined, inputs | {"prefix_lens": lens})
+        staged(*in_stages, inputs | {"prefix_lens": lens}, scratch)
+        return combined[0].verify_slot_indices + in_stages[0].verify_slot_indices
+
+    doubled = step(inputs["prefix_lens"], torch.zeros(SCRATCH_LEN, dtype=torch.int64))
+    assert doubled[:4].tolist() == [2042, 2044, 2020, 2022]
+    assert_plans(*combined, case.expected())
+    assert_plans(*in_stages, case.expected())
+
+
 def test_a_device_without_a_kernel_is_refused() -> None:
     case = small_case()
     verify, write = tensor_plans(case)
