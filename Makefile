@@ -1,10 +1,11 @@
 # make demo: every CPU backend judged on real traffic.  make test: linter, types and tests.
+# make gpu: all tests and the judgement of the GPU backends, in the Python that is active.
 
 PYTHON ?= python3
 BIN := .venv/bin
 INSTALLED := .venv/.installed
 
-.PHONY: demo test
+.PHONY: demo test gpu
 
 demo: $(INSTALLED)
 	$(BIN)/kvcanary conform
@@ -20,3 +21,7 @@ $(INSTALLED): pyproject.toml constraints.txt
 	$(BIN)/python -m pip install --quiet --upgrade pip
 	$(BIN)/python -m pip install --quiet --constraint constraints.txt --editable '.[all]'
 	touch $@
+
+gpu:
+	$(PYTHON) -m pytest -n 8 --dist loadfile
+	$(PYTHON) -m shared_ref conform --require torch-triton --require jax-mosaic --require jax-triton

@@ -22,7 +22,7 @@ from shared_ref.schema import (
     VerifyPlanFields,
     WritePlanFields,
 )
-from shared_ref.validation import Framework, check, fail, plan_arguments
+from shared_ref.validation import ArrayInfo, Framework, check, fail, plan_arguments
 
 from .implementations import IMPLEMENTATIONS, resolve
 from .plans import VerifyPlan, WritePlan
@@ -30,8 +30,12 @@ from .plans import VerifyPlan, WritePlan
 PlanType = TypeVar("PlanType", VerifyPlan, WritePlan)
 
 
-def _describe(array: Any) -> tuple:
-    return array.shape, array.dtype, None, _device(array), True
+def _describe(array: Any) -> ArrayInfo:
+    return ArrayInfo(array.shape, array.dtype, None, _device(array))
+
+
+def _key(arrays: list) -> tuple:
+    return tuple([None if array is None else _describe(array) for array in arrays])
 
 
 def _device(array: Any) -> jax.Device | None:
@@ -64,7 +68,7 @@ def _truncation_hint(expected: str, got: str) -> str:
     )
 
 
-JAX = Framework("jax.Array", (jax.Array, jax.Ref), _describe, dtype_hint=_truncation_hint)
+JAX = Framework("jax.Array", (jax.Array, jax.Ref), _describe, _key, _truncation_hint)
 
 _KIND = {LAUNCH_PLAN: "plan", LAUNCH_OFFSETS: "offsets", LAUNCH_ENTRIES: "entries"}
 
@@ -276,7 +280,7 @@ def plan(
         for name in PLAN_INPUTS:
             if isinstance(arguments[name], np.ndarray):
                 arguments[name] = _from_numpy(name, arguments[name], beside)
-        integers = check(PLAN, JAX, arguments)
+        integers = dict(check(PLAN, JAX, arguments))
         capacity = integers.pop("write_req_capacity")
         inputs = {name: arguments[name] for name in PLAN_INPUTS}
         _refuse_refs(inputs)

@@ -15,6 +15,7 @@ arithmetic on a CPU.
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable
 from typing import Any
 
@@ -180,27 +181,30 @@ class _Program:
             jax.lax.while_loop(lambda unit: unit < n_units, unit_of_one, program)
             return
 
-        everyone = self.machine.iota(_padded(self.bs))
-        in_batch = jnp.where(everyone < self.bs, everyone, -1)
-        rows = self.machine.load(self.refs["req_pool_indices"], in_batch, 0)
-        counts = self._verify_counts(rows, self.machine.load(self.refs["prefix_lens"], in_batch, 0))
-        # Entries above, units below. They run into each other only where the entries do not fit.
-        last = self.machine.scan((counts << 32) + self._units(counts))
+        request = self.machine.iota(_padded(self.bs))
+        counts = self._counts(request)
+        packed = _pack(counts, self._units(counts))
+        if self.bs <= LARGE_BATCH:
+            last = self.machine.scan(packed)
+            find: Find = functools.partial(_find, last)
+        else:
+            last = self.machine.scan(self.machine.chunk_sums(packed))
+            find = functools.partial(self._find_in_chunks, last)
         fits = jnp.sum(counts) <= self.capacity
         n_units = jnp.where(fits, jnp.max(last) & 0xFFFFFFFF, 0).astype(jnp.int32)
-
-        def find(unit: jax.Array) -> tuple[jax.Array, ...]:
-            """The request that a unit belongs to, its first unit and its first entry."""
-            ended = (last & 0xFFFFFFFF) <= unit.astype(jnp.int64)
-            request = jnp.sum(jnp.where(ended, 1, 0).astype(jnp.int32))
-            at = jnp.max(jnp.where(ended, last, 0))
-            return request, at.astype(jnp.int32), (at >> 32).astype(jnp.int32)
-
         if self.bs <= LARGE_BATCH:
             self._stride(program, programs, n_units, find)
         else:
             share = (n_units + (programs - 1)) // programs
             self._walk(program * share, jnp.minimum((program + 1) * share, n_units), find)
+
+    def _find_in_chunks(self, last: jax.Array, unit: jax.Array) -> tuple[jax.Array, ...]:
+        """`_find`, given the scan of what each `WARPGROUP` requests have."""
+        chunk, first_unit, first_entry = _find(last, unit)
+        counts = self._counts(chunk * WARPGROUP + self.machine.iota(WARPGROUP))
+        here = self.machine.scan(_pack(counts, self._units(counts)))
+        request, units, entries = _find(here, unit - first_unit)
+        return chunk * WARPGROUP + request, first_unit + units, first_entry + entries
 
     def _stride(self, program: jax.Array, programs: int, n_units: jax.Array, find: Find) -> None:
         """Units a grid's stride apart: neighbouring programs write neighbouring memory."""
@@ -290,6 +294,12 @@ class _Program:
         start, end = self._span(prefix_len)
         return jnp.where(self._is_active(row), jnp.maximum(end - start, 0), 0)
 
+    def _counts(self, request: jax.Array) -> jax.Array:
+        """Entries of each of some requests; none behind the batch."""
+        in_batch = jnp.where(request < self.bs, request, -1)
+        row = self.machine.load(self.refs["req_pool_indices"], in_batch, 0)
+        return self._verify_counts(row, self.machine.load(self.refs["prefix_lens"], in_batch, 0))
+
     def _count(self, request: Any) -> jax.Array:
         return self._verify_counts(self.refs["req_pool_indices"][request], self.refs["prefix_lens"][request])
 
@@ -301,6 +311,19 @@ class _Program:
 
     def _is_active(self, row: jax.Array) -> jax.Array:
         return (row > 0) & (row < self.max_reqs)
+
+
+def _pack(entries: jax.Array, units: jax.Array) -> jax.Array:
+    """Entries above, units below: they run into each other only where the entries do not fit."""
+    return (entries << 32) + units
+
+
+def _find(last: jax.Array, unit: jax.Array) -> tuple[jax.Array, ...]:
+    """Which element of a packed scan a unit belongs to, and that element's first unit and first entry."""
+    ended = (last & 0xFFFFFFFF) <= unit.astype(jnp.int64)
+    index = jnp.sum(jnp.where(ended, 1, 0).astype(jnp.int32))
+    at = jnp.max(jnp.where(ended, last, 0))
+    return index, at.astype(jnp.int32), (at >> 32).astype(jnp.int32)
 
 
 class _Machine:
@@ -356,6 +379,46 @@ class _Machine:
             _map(one, None, index, *values)
 
         scatter(ref, *arrays)
+
+    def chunk_sums(self, values: jax.Array) -> jax.Array:
+        """Sums of each `WARPGROUP` elements of an int64 vector, as a vector of `WARPGROUP`, 0 behind.
+
+        The halves of an element are summed apart: what overflows from the lower one is lost.
+        """
+        layout, result_layout = self.layout(values.size), self.layout(WARPGROUP)
+        result = plgpu.ShapeDtypeStruct((WARPGROUP,), values.dtype, layout=result_layout)
+
+        @plgpu.inline_mgpu(arg_types=(plgpu.RefType(), layout), return_type=result)
+        def sums(ctx: Any, scratch: Any, values: Any) -> Any:
+            i32, i64 = ir.IntegerType.get_signless(32), ir.IntegerType.get_signless(64)
+            shared, thread = utils.memref_ptr(scratch), utils.thread_idx()
+            warp = arith.shrui(thread, utils.c(5, i32))
+            is_first = _flag(
+                arith.cmpi(arith.CmpIPredicate.eq, arith.andi(thread, utils.c(31, i32)), utils.c(0, i32))
+            )
+            chunks = values.registers.size
+            for n, register in enumerate(values.registers.flat):
+                of_warp = utils.getelementptr(shared, [arith.addi(warp, utils.c(4 * n, i32))], i64)
+                ptx = (
+                    ".reg .b32 lo, hi; .reg .b64 sum; mov.b64 {lo, hi}, $2; "
+                    "redux.sync.add.s32 lo, lo, -1; redux.sync.add.s32 hi, hi, -1; "
+                    "mov.b64 sum, {lo, hi}; @p st.shared.b64 [$0], sum;"
+                )
+                _ptx(ptx, "r,r,l", [of_warp, is_first, _element(register)], predicate="$1")
+            utils.warpgroup_barrier()
+            has_chunk = _flag(arith.cmpi(arith.CmpIPredicate.ult, thread, utils.c(chunks, i32)))
+            total = utils.c(0, i64)
+            for w in range(4):
+                index = arith.addi(arith.muli(thread, utils.c(4, i32)), utils.c(w, i32))
+                at = utils.getelementptr(shared, [index], i64)
+                ptx = "mov.b64 $0, 0; @p ld.shared.b64 $0, [$1];"
+                total = arith.addi(total, _ptx(ptx, "=&l,r,r", [at, has_chunk], i64, predicate="$2"))
+            utils.warpgroup_barrier()
+            registers = np.empty((1,), dtype=object)
+            registers[0] = _register(total, i64)
+            return FragmentedArray(_registers=registers, _layout=result_layout.to_mgpu(), _is_signed=True)
+
+        return sums(self.scratch, values)
 
     def scan(self, values: jax.Array) -> jax.Array:
         """The inclusive prefix sum of an int64 vector: within warps, then over what the warps have."""

@@ -10,72 +10,86 @@ import torch
 
 from shared_ref.schema import COLUMNS, LAUNCH_ENTRIES, LAUNCH_OFFSETS, LAUNCH_PLAN, Launcher
 
-from .kernels import configure, entries_kernel, offsets_kernel, plan_kernel
+from .kernels import Config, configure, entries_kernel, offsets_kernel, plan_kernel
 
 Arguments = Mapping[str, Any]
 
+_KERNELS = {LAUNCH_PLAN: plan_kernel, LAUNCH_OFFSETS: offsets_kernel, LAUNCH_ENTRIES: entries_kernel}
+
 _compiled: dict[tuple, Any] = {}
-"""Kernels by everything that Triton would compile one for: its own look-up takes longer than the launch."""
+"""Kernels by all that one is compiled for. Triton's own look-up takes longer than the launch."""
 
 
-def _run(kernel: Any, writers: bool, entries: bool, a: Arguments, verify_capacity: int) -> None:
+def recipe(launcher: Launcher, a: Arguments) -> Callable[[Arguments], None]:
+    """How to launch a call with arguments that are described like `a`."""
+    kernel, device = _KERNELS[launcher], a["req_to_token"].device
+    sizes = _sizes(a)
+    config = configure(
+        sizes["bs"],
+        sizes["max_seq_len"],
+        a["swa_window_size"],
+        sizes["verify_capacity"],
+        _multiprocessors(device),
+    )
+    grid = (_programs(launcher, config), 1, 1)
+    known = sizes | config._asdict()
+    absent = {name for name in kernel.arg_names if name not in known and a[name] is None}
+    if "req_to_verify_expected_tokens" in absent:
+        absent.add("req_to_verify_expected_tokens_valid_lens")  # then ignored
+    # Every kernel takes its pointers first.
+    pointers = [None if name in absent else name for name in kernel.arg_names if name not in known]
+    rest = [known[name] for name in kernel.arg_names if name in known]
+    key = kernel, device, config[:-2], *pointers
+
+    launch = None
+
+    def run(a: Arguments) -> None:
+        nonlocal launch
+        tensors = [name and a[name] for name in pointers]
+        if launch is None and key in _compiled:
+            launch = _compiled[key][grid]
+        if launch is not None:
+            launch(*tensors, *rest)
+        else:
+            _compiled[key] = kernel[grid](*tensors, *rest, num_warps=config.num_warps)
+
+    def run_there(a: Arguments) -> None:
+        if torch.cuda.current_device() == device.index:
+            run(a)
+        else:
+            with torch.cuda.device(device):
+                run(a)
+
+    return run_there
+
+
+def _programs(launcher: Launcher, config: Config) -> int:
+    writers = 0 if launcher is LAUNCH_ENTRIES else config.WRITERS
+    return writers + (0 if launcher is LAUNCH_OFFSETS else config.programs)
+
+
+def _sizes(a: Arguments) -> dict[str, int]:
+    """The kernels' integers, by name."""
     table, mapping = a["req_to_token"], a["full_to_swa_index_mapping"]
-    bs = a["req_pool_indices"].shape[0]
+    tokens = a.get("req_to_verify_expected_tokens")
     max_reqs, max_seq_len = table.shape
-    device = table.device
-    window = a["swa_window_size"]
-    config = configure(bs, max_seq_len, window, verify_capacity, _multiprocessors(device))
-    values = {
-        **a,
-        "bs": bs,
+    token_rows, token_columns = (0, 0) if tokens is None else tokens.shape
+    return {
+        "bs": len(a["req_pool_indices"]),
         "max_reqs": max_reqs,
         "max_seq_len": max_seq_len,
         "req_to_token_stride0": table.stride(0),
-        "lut_len": 0 if mapping is None else mapping.shape[0],
-        "verify_capacity": verify_capacity,
+        "lut_len": 0 if mapping is None else len(mapping),
+        "swa_window_size": a["swa_window_size"],
+        "verify_capacity": a["verify_capacity"] if "verify_capacity" in a else len(a[COLUMNS[0]]),
+        "write_offsets_len": len(a["out_write_offsets"]) if "out_write_offsets" in a else 0,
+        "token_rows": token_rows,
+        "token_columns": token_columns,
+        "tokens_stride0": 0 if tokens is None else tokens.stride(0),
+        "kv_token_id_vs_position_offset": a.get("kv_token_id_vs_position_offset", 0),
     }
-    tokens = None
-    if writers:
-        values["write_offsets_len"] = a["out_write_offsets"].shape[0]
-    if entries:
-        tokens = a["req_to_verify_expected_tokens"]
-        if tokens is None:
-            values["req_to_verify_expected_tokens_valid_lens"] = None
-            values["token_rows"] = values["token_columns"] = values["tokens_stride0"] = 0
-        else:
-            values["token_rows"], values["token_columns"] = tokens.shape
-            values["tokens_stride0"] = tokens.stride(0)
-    values.update(zip(config._fields, config, strict=True))
-    grid = (config.WRITERS * writers + config.programs * entries, 1, 1)
-    arguments = [values[name] for name in kernel.arg_names]
-    key = (kernel, device, config[:-2], mapping is None, tokens is None)
-    with torch.cuda.device(device):
-        compiled = _compiled.get(key)
-        if compiled is None:
-            _compiled[key] = kernel[grid](*arguments, num_warps=config.num_warps)
-        else:
-            compiled[grid](*arguments)
 
 
 @functools.cache
 def _multiprocessors(device: torch.device) -> int:
     return torch.cuda.get_device_properties(device).multi_processor_count
-
-
-def _plan(a: Arguments) -> None:
-    _run(plan_kernel, True, True, a, a["verify_capacity"])
-
-
-def _offsets(a: Arguments) -> None:
-    _run(offsets_kernel, True, False, a, a["verify_capacity"])
-
-
-def _entries(a: Arguments) -> None:
-    _run(entries_kernel, False, True, a, a[COLUMNS[0]].shape[0])
-
-
-LAUNCHES: Mapping[Launcher, Callable[[Arguments], None]] = {
-    LAUNCH_PLAN: _plan,
-    LAUNCH_OFFSETS: _offsets,
-    LAUNCH_ENTRIES: _entries,
-}

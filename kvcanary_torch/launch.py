@@ -9,14 +9,24 @@ import torch
 
 from shared_ref import reference
 from shared_ref.schema import LAUNCH_ENTRIES, LAUNCH_OFFSETS, LAUNCH_PLAN, Launcher
-from shared_ref.validation import Framework, check, fail
+from shared_ref.validation import ArrayInfo, Framework, check, fail
 
 
-def _describe(tensor: Any) -> tuple:
-    return tensor.shape, tensor.dtype, tensor.stride(), tensor.device, True
+def _describe(tensor: Any) -> ArrayInfo:
+    return ArrayInfo(tensor.shape, tensor.dtype, tensor.stride(), tensor.device)
 
 
-TORCH = Framework("torch.Tensor", torch.Tensor, _describe)
+def _key(tensors: list) -> tuple:
+    # A contiguous tensor's shape says its strides, and asking for them takes longer.
+    return tuple(
+        [
+            None if t is None else (t.shape, t.dtype, t.is_contiguous() or t.stride(), t.device)
+            for t in tensors
+        ]
+    )
+
+
+TORCH = Framework("torch.Tensor", torch.Tensor, _describe, _key)
 
 _ON_CPU: Mapping[Launcher, Callable[[Mapping[str, Any]], None]] = {
     LAUNCH_PLAN: reference.fill_plan,
@@ -34,18 +44,26 @@ def launch(launcher: Launcher, arguments: dict[str, Any]) -> None:
 
 
 def _launch(launcher: Launcher, arguments: dict[str, Any]) -> None:
-    arguments.update(check(launcher, TORCH, arguments))
+    checked = check(launcher, TORCH, arguments)
+    run = checked.recipe
+    if run is None:
+        run = checked.recipe = _recipe(launcher, arguments | checked)
+    run(arguments)
+
+
+def _recipe(launcher: Launcher, arguments: dict[str, Any]) -> Callable[[dict[str, Any]], None]:
+    """What to do with a call's arguments, as far as their description decides it."""
     device = arguments[launcher.device_reference].device
     if device.type == "cuda":
-        from . import cuda
+        from .cuda import recipe
 
-        cuda.LAUNCHES[launcher](arguments)
-    elif device.type == "cpu":
-        tensors = {name: arguments[name] for name in launcher.tensor_names}
-        views = {name: tensor.numpy() for name, tensor in tensors.items() if tensor is not None}
-        _ON_CPU[launcher](arguments | views)
-    else:
-        fail(f"{launcher.name} runs on cpu and cuda tensors, got tensors on {device}")
+        return recipe(launcher, arguments)
+    if device.type == "cpu":
+        present = [name for name in launcher.tensor_names if arguments[name] is not None]
+        integers = {name: arguments[name] for name in launcher.integer_names}
+        fill = _ON_CPU[launcher]
+        return lambda a: fill(a | integers | {name: a[name].numpy() for name in present})
+    fail(f"{launcher.name} runs on cpu and cuda tensors, got tensors on {device}")
 
 
 _LIBRARY = torch.library.Library("kvcanary", "DEF")

@@ -38,7 +38,7 @@ class ArrayInfo(NamedTuple):
     """In elements; None where the framework has none (JAX)."""
     device: Hashable | None
     """None: not known (tracing), or several."""
-    writable: bool
+    writable: bool = True
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
@@ -48,10 +48,20 @@ class Framework:
     array_name: str
     """As messages print it, for example `torch.Tensor`."""
     array_type: type | tuple[type, ...]
-    describe: Callable[[Any], tuple]
-    """An `ArrayInfo`'s fields, as a plain tuple: descriptions are made on every call."""
+    describe: Callable[[Any], ArrayInfo]
+    key: Callable[[list], tuple]
+    """Of arrays and Nones, something hashable that determines their descriptions. Made on every call."""
     dtype_hint: Callable[[str, str], str] = lambda expected, got: ""
     """One more sentence for a dtype message, given the two names, or nothing."""
+
+
+class Checked(dict[str, int]):
+    """The integers of a call that passed, by name. Shared among equal calls: not to be changed.
+
+    A frontend keeps here what else follows from the call's description.
+    """
+
+    recipe: Any = None
 
 
 def fail(message: str) -> NoReturn:
@@ -72,7 +82,7 @@ def plan_arguments(verify_plan: object, write_plan: object) -> dict[str, object]
     return arguments
 
 
-def check(launcher: Launcher, framework: Framework, arguments: Mapping[str, Any]) -> dict[str, int]:
+def check(launcher: Launcher, framework: Framework, arguments: Mapping[str, Any]) -> Checked:
     """Raise ValueError for the first broken rule; else return the call's integers, as Python ints.
 
     `arguments` holds every tensor and integer of `launcher` by name. Integers that were not given
@@ -80,31 +90,34 @@ def check(launcher: Launcher, framework: Framework, arguments: Mapping[str, Any]
 
     A server makes the same call every step, so calls that passed are remembered by their description.
     """
-    describe = framework.describe
     arrays = [arguments[name] for name in launcher.tensor_names]
-    integers = tuple([arguments[name] for name in launcher.integer_names])
+    integers = [arguments[name] for name in launcher.integer_names]
     try:
-        infos = tuple([None if array is None else describe(array) for array in arrays])
-        return dict(_passed[launcher, framework, infos, integers, tuple(map(type, integers))])
+        # The types too, because True == 1 and 2.0 == 2.
+        key = launcher, framework, framework.key(arrays), *integers, *map(type, integers)
+        return _passed[key]
     except (KeyError, AttributeError, TypeError):  # not seen yet, or no array, or nothing to look up by
-        pass
-    for tensor, array in zip(launcher.tensors, arrays, strict=True):
-        if not (isinstance(array, framework.array_type) or (array is None and tensor.optional)):
-            fail(f"{tensor.name} must be a {framework.array_name}, got {type(array).__name__}")
-    infos = tuple([None if array is None else describe(array) for array in arrays])
-    given = [_integer(i, value) for i, value in zip(launcher.integers, integers, strict=True)]
-    call = _Call(launcher, framework, infos, given)
-    for message in _RULES[launcher](call):
-        fail(message)
-    passed: dict[str, Any] = {name: call.quantity(name) for name in launcher.integer_names}
+        checked = _check(launcher, framework, arrays, integers)
     if len(_passed) >= _MOST_PASSED:
         _passed.clear()
-    _passed[launcher, framework, infos, integers, tuple(map(type, integers))] = passed
-    return dict(passed)
+    _passed[key] = checked
+    return checked
 
 
 _MOST_PASSED = 8192
-_passed: dict[tuple, dict[str, Any]] = {}
+_passed: dict[tuple, Checked] = {}
+
+
+def _check(launcher: Launcher, framework: Framework, arrays: list, integers: list) -> Checked:
+    for tensor, array in zip(launcher.tensors, arrays, strict=True):
+        if not (isinstance(array, framework.array_type) or (array is None and tensor.optional)):
+            fail(f"{tensor.name} must be a {framework.array_name}, got {type(array).__name__}")
+    given = [_integer(i, value) for i, value in zip(launcher.integers, integers, strict=True)]
+    call = _Call(launcher, framework, arrays, given)
+    for message in _RULES[launcher](call):
+        fail(message)
+    quantities: dict[str, Any] = {name: call.quantity(name) for name in launcher.integer_names}
+    return Checked(quantities)
 
 
 def _integer(integer: Integer, value: object) -> int | None:
@@ -120,13 +133,13 @@ def _integer(integer: Integer, value: object) -> int | None:
 class _Call:
     """One call's descriptions, and the quantities that rules derive from them."""
 
-    def __init__(self, launcher: Launcher, framework: Framework, infos: tuple, integers: list) -> None:
+    def __init__(self, launcher: Launcher, framework: Framework, arrays: list, integers: list) -> None:
         self.launcher = launcher
         self.framework = framework
         self.infos = {
-            tensor.name: ArrayInfo._make(raw)
-            for tensor, raw in zip(launcher.tensors, infos, strict=True)
-            if raw is not None
+            tensor.name: framework.describe(array)
+            for tensor, array in zip(launcher.tensors, arrays, strict=True)
+            if array is not None
         }
         self.given = {i.name: value for i, value in zip(launcher.integers, integers, strict=True)}
         if "req_to_verify_expected_tokens" not in self.infos:  # then ignored, whatever it is
@@ -335,10 +348,14 @@ def has_swa_mapping(swa_window_size: int, mapping: object) -> bool:
     return swa_window_size <= 0 or mapping is not None
 
 
-def _describe_numpy(array: np.ndarray) -> tuple:
+def _describe_numpy(array: np.ndarray) -> ArrayInfo:
     item = array.itemsize or 1
     strides = tuple(s // item if s % item == 0 else s / item for s in array.strides)
-    return array.shape, array.dtype, strides, "cpu", array.flags.writeable
+    return ArrayInfo(array.shape, array.dtype, strides, "cpu", array.flags.writeable)
 
 
-NUMPY = Framework("numpy.ndarray", np.ndarray, _describe_numpy)
+def _numpy_key(arrays: list) -> tuple:
+    return tuple([None if array is None else _describe_numpy(array) for array in arrays])
+
+
+NUMPY = Framework("numpy.ndarray", np.ndarray, _describe_numpy, _numpy_key)
