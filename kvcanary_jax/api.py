@@ -84,7 +84,8 @@ def _launch(
     if refs and len(refs) < len(outputs):
         fail(f"outputs must be all jax.Array or all jax.Ref, got both: {', '.join(refs)} are jax.Ref")
     _refuse_refs(tensors)
-    name = resolve(implementation, _KIND[launcher], _platform(arguments[launcher.device_reference]))
+    platform = _platform(arguments[launcher.device_reference])
+    name = resolve(implementation, _KIND[launcher], platform, [*outputs.values(), *tensors.values()])
     traced = any(isinstance(array, jax.core.Tracer) for array in (*outputs.values(), *tensors.values()))
     run = _fill_refs if refs else _keep if traced else _replace
     with jax.enable_x64(True):
@@ -284,7 +285,8 @@ def plan(
         capacity = integers.pop("write_req_capacity")
         inputs = {name: arguments[name] for name in PLAN_INPUTS}
         _refuse_refs(inputs)
-        name = resolve(implementation, "plan", _platform(arguments["req_pool_indices"]))
+        platform = _platform(arguments["req_pool_indices"])
+        name = resolve(implementation, "plan", platform, inputs.values())
         return _fresh(name, capacity, tuple(integers.items()), inputs)
 
 

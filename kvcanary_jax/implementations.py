@@ -5,8 +5,9 @@ from __future__ import annotations
 import functools
 import importlib
 import importlib.util
-from collections.abc import Callable, Sequence
-from typing import NamedTuple
+import os
+from collections.abc import Callable, Iterable, Sequence
+from typing import Any, NamedTuple
 
 import jax
 
@@ -23,6 +24,8 @@ class Implementation(NamedTuple):
     plan: Compute
     unavailable: Callable[[str], str | None]
     """Why it cannot run on a platform (`cpu`, `gpu`, `tpu`), or None. Never raises."""
+    in_checked_shard_map: bool = True
+    """Whether it runs inside a `shard_map` that checks which values vary (`check_vma`)."""
     offsets: Compute | None = None
     entries: Compute | None = None
 
@@ -46,7 +49,7 @@ def _mosaic_unavailable(platform: str) -> str | None:
 def _triton_unavailable(platform: str) -> str | None:
     if (reason := _needs_gpu(platform, capability=(8, 0), called="Ampere")) is not None:
         return reason
-    return _import_error("jax_triton", "jax-triton")
+    return _jax_triton_error()
 
 
 def _needs_gpu(platform: str, capability: tuple[int, int], called: str) -> str | None:
@@ -64,25 +67,34 @@ def _needs_gpu(platform: str, capability: tuple[int, int], called: str) -> str |
 
 
 @functools.cache
-def _import_error(module: str, package: str) -> str | None:
-    if importlib.util.find_spec(module) is None:
-        return f"{package} is not installed: pip install 'kvcanary[cuda12]' or 'kvcanary[cuda13]'"
+def _jax_triton_error() -> str | None:
+    if importlib.util.find_spec("jax_triton") is None:
+        return "jax-triton is not installed: pip install 'kvcanary[cuda12]' or 'kvcanary[cuda13]'"
+    cache = os.environ.get("TRITON_CACHE_DIR")
     try:
-        importlib.import_module(module)
+        importlib.import_module("jax_triton")
     except Exception as error:
-        return f"{package} does not load: {error}"
+        return f"jax-triton does not load: {error}"
+    finally:
+        # jax-triton 0.3 empties this, and then Triton finds no place to cache what torch launches.
+        if cache is not None:
+            os.environ["TRITON_CACHE_DIR"] = cache
+        else:
+            os.environ.pop("TRITON_CACHE_DIR", None)
     return None
 
 
 IMPLEMENTATIONS = {
-    "mosaic": Implementation(_lazily("mosaic"), _mosaic_unavailable),
+    "mosaic": Implementation(_lazily("mosaic"), _mosaic_unavailable, in_checked_shard_map=False),
     "triton": Implementation(_lazily("triton"), _triton_unavailable),
-    "xla": Implementation(xla.plan, lambda platform: None, xla.offsets, xla.entries),
+    "xla": Implementation(xla.plan, lambda platform: None, offsets=xla.offsets, entries=xla.entries),
 }
 """Best first: the order that `implementation=None` tries."""
 
 
-def resolve(implementation: str | Sequence[str] | None, kind: str, platform: str) -> str:
+def resolve(
+    implementation: str | Sequence[str] | None, kind: str, platform: str, arrays: Iterable[Any] = ()
+) -> str:
     """The name of the implementation to run a launcher with (`plan`, `offsets` or `entries`).
 
     Raises:
@@ -94,12 +106,24 @@ def resolve(implementation: str | Sequence[str] | None, kind: str, platform: str
     for name in named:
         if not isinstance(name, str) or name not in IMPLEMENTATIONS:
             fail(f"implementation must be one of {', '.join(map(repr, IMPLEMENTATIONS))}, got {name!r}")
+    in_checked_shard_map = any(map(_varies, arrays))
     reasons = []
     for name in named:
-        if getattr(IMPLEMENTATIONS[name], kind) is None:
+        if in_checked_shard_map and not IMPLEMENTATIONS[name].in_checked_shard_map:
+            reasons.append(
+                f"{name!r} cannot run here: inside a shard_map it needs check_vma=False, "
+                "because Pallas writes no Ref whose value varies over a mesh axis"
+            )
+        elif getattr(IMPLEMENTATIONS[name], kind) is None:
             reasons.append(f"{name!r} has no staged launchers")
         elif (reason := IMPLEMENTATIONS[name].unavailable(platform)) is not None:
             reasons.append(f"{name!r} cannot run here: {reason}")
         else:
             return name
     fail(f"implementation {'; '.join(reasons) or 'must not be empty'}")
+
+
+def _varies(array: Any) -> bool:
+    """Whether an array is one shard's, inside a `shard_map` that checks for it."""
+    axes = getattr(jax.typeof(array), "manual_axis_type", None) if array is not None else None
+    return bool(getattr(axes, "varying", ()))

@@ -228,7 +228,8 @@ def _store_units(
         looks_back = is_entry & (position == start)
     prev_cell = tl.load(cells - 1, looks_back & (position > 0), other=-1)
     if tokens is not None:
-        known = tl.minimum(tl.load(valid_lens + request, is_unit, other=0), token_columns)
+        valid_len = tl.maximum(tl.load(valid_lens + request, is_unit, other=0), 0)
+        known = tl.minimum(valid_len, token_columns)
         known = tl.where(row < token_rows, known, 0) - kv_token_id_vs_position_offset
         last: tl.constexpr = 2 ** (INDEX.primitive_bitwidth - 1) - 1
         stop = tl.minimum(tl.maximum(known, 0), last).to(INDEX)[:, None]
