@@ -7,7 +7,7 @@ import importlib.metadata
 import itertools
 import platform
 from collections.abc import Iterable, Mapping
-from typing import Any
+from typing import Any, Protocol
 
 from rich import box
 from rich.console import Group, RenderableType
@@ -165,16 +165,33 @@ _VERDICT_STYLES = {"identical": "green", "unavailable": "yellow"}
 
 def failure_text(outcome: Outcome, failure: Failure) -> RenderableType:
     """What a backend did wrong, so that a person can act on it."""
-    parts: list[RenderableType] = [
-        Text.assemble((outcome.backend.name, "bold red"), f" failed on case {failure.case.name!r}")
-    ]
-    if failure.error is not None:
-        lines = failure.error.splitlines()
+    return Group(
+        Text.assemble((outcome.backend.name, "bold red"), f" failed on case {failure.case.name!r}"),
+        wrongs_text(failure),
+    )
+
+
+class Wrongs(Protocol):
+    """What there is to say of a launch that went wrong."""
+
+    @property
+    def error(self) -> str | None: ...
+    @property
+    def changed_inputs(self) -> tuple[str, ...]: ...
+    @property
+    def differences(self) -> tuple[FieldDifferences, ...]: ...
+
+
+def wrongs_text(wrongs: Wrongs) -> RenderableType:
+    """An exception, inputs that were written to, and the first differences of each buffer."""
+    parts: list[RenderableType] = []
+    if wrongs.error is not None:
+        lines = wrongs.error.splitlines()
         cut = ["..."] if len(lines) > _ERROR_LINES else []
         parts.append(_indented("the launch raised " + "\n".join(lines[:_ERROR_LINES] + cut), 2))
-    if failure.changed_inputs:
-        parts.append(_indented(f"the launch wrote to its inputs: {', '.join(failure.changed_inputs)}", 2))
-    for buffer in failure.differences:
+    if wrongs.changed_inputs:
+        parts.append(_indented(f"the launch wrote to its inputs: {', '.join(wrongs.changed_inputs)}", 2))
+    for buffer in wrongs.differences:
         parts += _buffer_text(buffer)
     return Group(*parts)
 
@@ -211,16 +228,30 @@ def _indented(text: str, columns: int, style: str = "") -> RenderableType:
 def as_json(run: Run) -> dict[str, Any]:
     """The run as plain data: environment, source, sizes, counts, and everything known of each backend."""
     return {
-        "environment": {
-            "python": platform.python_version(),
-            "platform": platform.platform(),
-            "versions": versions(),
-        },
+        "environment": environment(),
         "source": dict(run.source),
         "configuration": dict(run.configuration),
         "counts": dict(run.counts),
         "identical": run.is_identical,
         "backends": [_outcome_json(run, outcome) for outcome in run.outcomes],
+    }
+
+
+def environment() -> dict[str, Any]:
+    """What a run runs on, as plain data."""
+    return {
+        "python": platform.python_version(),
+        "platform": platform.platform(),
+        "versions": versions(),
+    }
+
+
+def wrongs_json(wrongs: Wrongs) -> dict[str, Any]:
+    """`wrongs_text` as plain data."""
+    return {
+        "error": wrongs.error,
+        "changed_inputs": list(wrongs.changed_inputs),
+        "differences": [dataclasses.asdict(buffer) for buffer in wrongs.differences],
     }
 
 
@@ -245,7 +276,5 @@ def _failure_json(run: Run, failure: Failure) -> dict[str, Any]:
     return {
         "case": failure.case.name,
         "saved_as": run.saved.get(failure.case.name),
-        "error": failure.error,
-        "changed_inputs": list(failure.changed_inputs),
-        "differences": [dataclasses.asdict(buffer) for buffer in failure.differences],
+        **wrongs_json(failure),
     }

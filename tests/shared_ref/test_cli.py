@@ -1,9 +1,10 @@
-"""`kvcanary conform` and `kvcanary doctor`: what they print, write and return."""
+"""`kvcanary conform`, `vectors` and `doctor`: what they print, write and return."""
 
 from __future__ import annotations
 
 import dataclasses
 import json
+import re
 import subprocess
 import sys
 from collections.abc import Callable
@@ -21,7 +22,9 @@ from click.testing import CliRunner, Result
 from shared_ref import cli
 from shared_ref import launch_canary_plan_kernels_reference as reference
 from shared_ref.backends import NUMPY, Backend, backends
+from shared_ref.commands import common, doctor
 from shared_ref.conformance.case import Case, PlanInputs
+from shared_ref.conformance.golden import read_vectors, shipped_vectors_path
 from shared_ref.conformance.replay import ReplayConfig
 from shared_ref.conformance.report import PACKAGES
 
@@ -64,7 +67,7 @@ def call(monkeypatch: pytest.MonkeyPatch) -> Callable[..., Result]:
     """Call `kvcanary` with a registry of the reference and these backends."""
 
     def call(*arguments: str, others: tuple[Backend, ...] = (TWIN,), width: int = 100) -> Result:
-        monkeypatch.setattr(cli, "backends", lambda: {b.name: b for b in (NUMPY, *others)})
+        monkeypatch.setattr(common, "backends", lambda: {b.name: b for b in (NUMPY, *others)})
         monkeypatch.setenv("COLUMNS", str(width))
         return CliRunner().invoke(cli.main, arguments)
 
@@ -361,6 +364,206 @@ def test_a_report_that_cannot_be_written_is_found_out_before_the_run(call: Calla
     )
 
 
+# Implementations from outside.
+
+
+PORT = """
+from shared_ref import launch_canary_plan_kernels_reference, launch_plan_offsets_kernel_reference as offsets
+
+def launch(**arguments):
+    launch_canary_plan_kernels_reference(**arguments)
+
+def returning(*, verify_plan_out, write_plan_out, **inputs):
+    plans = [type(p)(**{f.name: getattr(p, f.name).copy() for f in p.fields()})
+             for p in (verify_plan_out, write_plan_out)]
+    launch(verify_plan_out=plans[0], write_plan_out=plans[1], **inputs)
+    return plans
+
+def wrong(**arguments):
+    launch(**arguments)
+    arguments["write_plan_out"].write_seed_slot_indices[0] = 7
+"""
+
+
+@pytest.fixture
+def port(directory: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A module of the current directory."""
+    monkeypatch.setattr(sys, "path", [path for path in sys.path if path])
+    monkeypatch.delitem(sys.modules, "port", raising=False)
+    (directory / "port.py").write_text(PORT)
+
+
+@pytest.mark.usefixtures("port")
+def test_an_implementation_is_judged_like_a_backend(call: Callable[..., Result]) -> None:
+    paths = ("--impl", "port:launch", "--impl", "port:returning", "--impl", "port:launch")
+    result = call("conform", "--steps", "2", *paths)
+    assert result.exit_code == 0
+    assert row(result, "port:launch")[4:6] == row(result, "port:returning")[4:6]
+    assert "Result: 2 identical" in result.stdout  # no backend, since none is named
+    result = call("conform", "--steps", "2", "--impl", "port:wrong", "--backend", "numpy")
+    assert result.exit_code == 1
+    assert "port:wrong failed on case 'replay step 0, full'" in result.stdout
+    assert "Result: 1 identical, 1 different" in result.stdout
+    result = call("conform", "--case", SAVED, "--impl", "port:wrong", "--impl", "port:launch")
+    assert result.exit_code == 1
+    assert "[0] request 0, row 1: expected -1, got 7" in result.stdout
+
+
+@pytest.mark.usefixtures("port")
+@pytest.mark.parametrize("command", [("conform", "--steps", "1"), ("vectors", "check")])
+def test_an_implementation_that_is_not_there(call: Callable[..., Result], command: tuple[str, ...]) -> None:
+    assert_bad_call(
+        call(*command, "--impl", "port:lunch"),
+        "Error: --impl 'port:lunch': port has no 'lunch': there are ",
+    )
+    assert_bad_call(call(*command, "--impl", "harbour:launch"), "there is no module 'harbour' in ")
+
+
+# Golden vectors.
+
+
+OFFSETS = ("--launcher", "launch_plan_offsets_kernel")
+
+
+def test_vectors_list_names_each_with_its_story(call: Callable[..., Result]) -> None:
+    result = call("vectors", "list", width=160)
+    assert result.exit_code == 0
+    *lines, empty, total = result.stdout.rstrip().splitlines()
+    assert empty == ""
+    found = read_vectors()
+    assert [line.split()[0] for line in lines] == [vector.name for vector in found.vectors]
+    assert all(vector.story in line for line, vector in zip(lines, found.vectors, strict=True))
+    assert total.startswith(f"{len(found.vectors)} vectors of {len(found.rules)} rules, ")
+
+
+def test_vectors_export_copies_the_set_and_overwrites_nothing(
+    call: Callable[..., Result], directory: Path
+) -> None:
+    result = call("vectors", "export", "out/set")
+    assert (result.exit_code, result.stdout) == (0, f"{len(read_vectors().vectors)} vectors in out/set\n")
+    for path in shipped_vectors_path().iterdir():
+        assert (directory / "out" / "set" / path.name).read_bytes() == path.read_bytes()
+    assert_bad_call(
+        call("vectors", "export", "out"), "Error: out: there are files already, and none is overwritten\n"
+    )
+    (directory / "file").write_text("mine")
+    assert_bad_call(call("vectors", "export", "file"), "Error: file: cannot be written: ")
+
+
+def test_vectors_check_of_the_shipped_and_of_an_exported_set(call: Callable[..., Result]) -> None:
+    result = call("vectors", "check", others=(TWIN, ABSENT))
+    assert result.exit_code == 0
+    assert "Vectors, which come with kvcanary: " in result.stdout
+    assert "absent: no chip: pip install 'kvcanary[chip]'" in result.stdout
+    assert row(result, "numpy")[3:6] == row(result, "twin")[3:6]  # passed, failed, digest
+    assert row(result, "twin")[4] == "0"
+    assert "Result: 2 identical, 1 unavailable" in result.stdout
+    call("vectors", "export", "set")
+    result = call("vectors", "check", "set", "--backend", "twin")
+    assert result.exit_code == 0
+    assert "Vectors of set: " in result.stdout
+
+
+@pytest.mark.usefixtures("port")
+def test_vectors_check_explains_and_repeats_a_failure(call: Callable[..., Result]) -> None:
+    result = call("vectors", "check", "--impl", "port:wrong")
+    assert result.exit_code == 1
+    assert "port:wrong failed on vector prefix-ends-on-a-page-boundary\n  Prefixes of" in result.stdout
+    assert "    [0] request 0, row 2, position 15: expected 23, got 7\n" in result.stdout
+    assert "      section 4, write rows: the seed is translate(" in result.stdout
+    assert re.search(r"port:wrong failed on \d+ more: ", result.stdout)
+    again = "kvcanary vectors check --only prefix-ends-on-a-page-boundary --impl port:wrong\n"
+    assert f"to repeat it: {again}" in result.stdout
+    result = call(*again.split()[1:])
+    assert result.exit_code == 1
+    assert row(result, "port:wrong")[-5:-3] == ["0", "1"]
+
+
+@pytest.mark.usefixtures("port")
+def test_vectors_check_of_a_staged_launcher(call: Callable[..., Result]) -> None:
+    result = call("vectors", "check", *OFFSETS, "--impl", "port:offsets")
+    assert result.exit_code == 0
+    assert "3 of launch_plan_offsets_kernel" in result.stdout
+    result = call("vectors", "check", *OFFSETS, "--impl", "port:launch")
+    assert result.exit_code == 1
+    assert "the launch raised TypeError" in result.stdout
+    assert "vectors check --launcher launch_plan_offsets_kernel --only staged-offsets" in result.stdout
+
+
+def test_vectors_check_writes_a_report(call: Callable[..., Result], directory: Path) -> None:
+    others = (backend("wrong", wrong_seed), backend("broken", raises), ABSENT)
+    result = call("vectors", "check", "--json", "report.json", others=others)
+    assert result.exit_code == 1
+    report = json.loads((directory / "report.json").read_text())
+    judged = read_vectors().of("launch_canary_plan_kernels")
+    assert set(report) == {"environment", "source", "configuration", "counts", "identical", "backends"}
+    assert report["environment"]["versions"]["numpy"] == np.__version__
+    assert report["source"] == {
+        "vectors": str(shipped_vectors_path()),
+        "launcher": "launch_canary_plan_kernels",
+    }
+    assert report["configuration"] == {"format_version": 1, "contract_version": 1}
+    assert report["counts"]["vectors"] == len(judged)
+    assert report["identical"] is False
+    numpy, wrong, broken, absent = report["backends"]
+    assert [b["verdict"] for b in report["backends"]] == [
+        "identical",
+        "different",
+        "different",
+        "unavailable",
+    ]
+    assert (numpy["passed"], numpy["failed"], numpy["failures"]) == (len(judged), 0, [])
+    assert [v["sha256"] for v in numpy["vectors"]] == [vector.digest for vector in judged]
+    assert all(v["sha256"] == v["expected_sha256"] and v["passed"] for v in numpy["vectors"])
+    assert wrong["failed"] == len(wrong["failures"]) == len(judged) - wrong["passed"] > 0
+    first = wrong["failures"][0]
+    assert first["vector"] == judged[0].name
+    assert first["rules"] == list(judged[0].rules)
+    assert first["differences"][0]["first"][0]["actual"] == 7
+    assert broken["failures"][0]["error"].startswith("RuntimeError: no [registers] left")
+    assert broken["vectors"][0]["sha256"] is None
+    assert (absent["unavailable"], absent["version"], absent["vectors"]) == (
+        "no chip: pip install 'kvcanary[chip]'",
+        None,
+        [],
+    )
+
+
+def test_bad_calls_of_vectors_check(call: Callable[..., Result], directory: Path) -> None:
+    assert_bad_call(
+        call("vectors", "check", "nowhere"), "Error: nowhere/manifest.json: cannot be read: No such"
+    )
+    assert_bad_call(
+        call("vectors", "check", "--only", "x", "--only", "empty-batch"),
+        "Error: there is no vector x of this launcher: kvcanary vectors list\n",
+    )
+    assert_bad_call(call("vectors", "check", "--backend", "triton"), "Error: unknown backend triton")
+    assert_bad_call(
+        call("vectors", "check", *OFFSETS), "Error: backends announce no launch_plan_offsets_kernel: name a"
+    )
+    assert_bad_call(call("vectors", "check", "--json", "no/report.json"), "Error: no/report.json: cannot be")
+
+
+def test_the_guide_names_every_field_of_both_reports(call: Callable[..., Result], directory: Path) -> None:
+    page = (Path(cli.__file__).parents[1] / "docs" / "conformance.md").read_text()
+    others = (backend("wrong", wrong_seed),)
+    call("conform", "--steps", "1", "--json", "conform.json", others=others)
+    call("vectors", "check", "--json", "vectors.json", others=others)
+
+    def fields(value: Any) -> set[str]:
+        if isinstance(value, list):
+            return {name for item in value for name in fields(item)}
+        if not isinstance(value, dict):
+            return set()
+        return {*value, *(name for item in value.values() for name in fields(item))}
+
+    for name in ("conform", "vectors"):
+        report = json.loads((directory / f"{name}.json").read_text())
+        of_their_own = {*report["environment"]["versions"], *report["counts"], *report["configuration"]}
+        for field in fields(report) - of_their_own:
+            assert f"`{field}`" in page, field
+
+
 # Doctor, and the program itself.
 
 
@@ -382,7 +585,7 @@ def test_doctor_survives_broken_installations(
         raise OSError("libcudart.so.12: cannot open shared object file")
 
     monkeypatch.setitem(sys.modules, "jax", None)
-    monkeypatch.setattr(cli, "_torch_devices", no_library)
+    monkeypatch.setattr(doctor, "_torch_devices", no_library)
     result = call("doctor")
     assert result.exit_code == 0
     assert "torch  OSError: libcudart.so.12" in result.stdout
@@ -404,6 +607,10 @@ def test_help_imports_no_framework() -> None:
     assert process.returncode == 0
     assert "--require NAME" in process.stdout
     assert process.stdout.endswith("[]\n")
+
+
+def test_every_command_is_there() -> None:
+    assert set(cli.main.commands) == {"conform", "doctor", "explain", "vectors"}
 
 
 def test_version(call: Callable[..., Result]) -> None:

@@ -1,0 +1,110 @@
+"""What the commands share: which backends to judge, files, progress, and the ways to end."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+from collections.abc import Callable, Iterable, Iterator
+from pathlib import Path
+from typing import Any
+
+import click
+from rich.console import Console
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
+
+from ..backends import Backend, backends
+from ..conformance.kit import ImplementationError, implementation_backend
+
+EXIT_DIFFERENT = 1
+EXIT_BAD_CALL = 2
+FILE = click.Path(path_type=Path)
+
+
+class BadCall(click.ClickException):
+    """A call that cannot be carried out, through no fault of a backend."""
+
+    exit_code = EXIT_BAD_CALL
+
+
+def judged_backends(command: Callable[..., None]) -> Callable[..., None]:
+    """The options that say whom to judge and where to report: `names`, `required`, `paths`, `json_path`."""
+    options = (
+        click.option(
+            "--backend",
+            "names",
+            multiple=True,
+            metavar="NAME",
+            help="Judge this backend; may be repeated.  [default: all, or none with --impl]",
+        ),
+        click.option(
+            "--require",
+            "required",
+            multiple=True,
+            metavar="NAME",
+            help="Judge this backend, and exit 2 if it is unavailable; may be repeated.",
+        ),
+        click.option(
+            "--impl",
+            "paths",
+            multiple=True,
+            metavar="MODULE:FUNCTION",
+            help="Judge this function, which takes the launcher's keywords on numpy arrays; may be repeated.",
+        ),
+        click.option(
+            "--json", "json_path", type=FILE, metavar="FILE", help="Write the report to this file too."
+        ),
+    )
+    for option in reversed(options):
+        command = option(command)
+    return command
+
+
+def choose(names: Iterable[str], required: Iterable[str], paths: Iterable[str]) -> list[Backend]:
+    """The backends to judge in the registry's order, then the implementations from outside."""
+    known = backends()
+    outside = load(paths)
+    required = set(required)
+    wanted = {*names, *required} if names or outside else {*known}
+    if unknown := sorted((wanted | required) - {*known}):
+        raise BadCall(f"unknown backend {', '.join(unknown)}: there are {', '.join(known)}")
+    chosen = [backend for name, backend in known.items() if name in wanted] + outside
+    reasons = {backend.name: backend.unavailable() for backend in chosen}
+    lacking = [f"{name}: {reason}" for name, reason in reasons.items() if reason and name in required]
+    if lacking:
+        raise BadCall("required, but unavailable: " + "; ".join(lacking))
+    if all(reasons.values()):
+        raise BadCall("no backend to run: " + "; ".join(f"{name}: {why}" for name, why in reasons.items()))
+    return chosen
+
+
+def load(paths: Iterable[str]) -> list[Backend]:
+    """The implementations at these paths."""
+    try:
+        return [implementation_backend(path) for path in dict.fromkeys(paths)]
+    except ImplementationError as error:
+        raise BadCall(f"--impl {error}") from error
+
+
+def check_writable(path: Path) -> None:
+    """Find out before the run, rather than after it, that its report cannot be written."""
+    try:
+        path.open("a").close()
+    except OSError as error:
+        raise BadCall(f"{path}: cannot be written: {error.strerror or error}") from error
+
+
+def write_json(path: Path, report: dict[str, Any]) -> None:
+    try:
+        path.write_text(json.dumps(report, indent=2) + "\n", encoding="utf-8")
+    except OSError as error:
+        raise BadCall(f"{path}: cannot be written: {error.strerror or error}") from error
+
+
+@contextlib.contextmanager
+def progress_bar(total: int) -> Iterator[Callable[[str], None]]:
+    """A bar on a terminal, nothing elsewhere. Yields what to call with the name of each finished piece."""
+    console = Console(stderr=True)
+    columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn())
+    with Progress(*columns, console=console, transient=True, disable=not console.is_terminal) as progress:
+        task = progress.add_task("starting", total=total)
+        yield lambda name: progress.update(task, advance=1, description=f"{name:<24.24}")
