@@ -24,11 +24,11 @@ BACKENDS = backends()
 IMPLEMENTATIONS = [name for name in BACKENDS if name != "numpy"]
 STAGED = [name for name in FRONTENDS if name != "numpy"]
 FEW_LAYOUTS = tuple(
-    layout._replace(batch_sizes=(3,))
+    layout._replace(batch_sizes=(3,), verify_capacity=min(layout.verify_capacity, 24))
     for layout in LAYOUTS
     if layout.name in ("full attention", "window and tokens", "short mapping", "one column")
 )
-"""For the staged launchers, which double the programs."""
+"""For the staged launchers, which double the programs; tight, so that entries often do not fit."""
 DRAWN = {"torch-cpu": free_cases(), "torch": free_cases()}
 """What compiles nothing can take more than `cases`."""
 
@@ -79,7 +79,7 @@ def test_backend_equals_the_reference(name: str) -> None:
     usable(backend)
 
     @given(DRAWN.get(name, cases()))
-    @settings(max_examples=200)
+    @settings(max_examples=300)
     def judge(case: Case) -> None:
         before = input_bytes(case.inputs)
         assert_same_bytes(case.run(backend.launch).buffers(), case.expected().buffers())
@@ -118,6 +118,25 @@ def test_backend_equals_the_reference_on_the_largest_batch(name: str, excess: in
     inputs = dataclasses.replace(inputs, verify_capacity=total - excess)
     case = Case.poisoned("largest batch", inputs, write_req_capacity=bs)
     assert_same_bytes(case.run(backend.launch).buffers(), case.expected().buffers())
+
+
+@pytest.mark.parametrize("total", [2**31, 2**32 + 2])
+@pytest.mark.parametrize("name", IMPLEMENTATIONS)
+def test_backend_does_not_wrap_a_total_in_int32(name: str, total: int) -> None:
+    backend = BACKENDS[name]
+    usable(backend)
+    bs = 4096
+    inputs = PlanInputs(
+        req_pool_indices=np.ones(bs, np.int64),
+        prefix_lens=np.array([total // bs] * (bs - 1) + [total - total // bs * (bs - 1)]),
+        extend_seq_lens=np.ones(bs, np.int64),
+        req_to_token=np.arange(2**21 + 4, dtype=np.int32).reshape(2, 2**20 + 2),
+        verify_capacity=4,
+    )
+    case = Case.poisoned("more entries than int32 counts", inputs, write_req_capacity=bs)
+    plans = case.run(backend.launch)
+    assert_same_bytes(plans.buffers(), case.expected().buffers())
+    assert plans.verify.enable.tolist() == [0]
 
 
 @pytest.mark.parametrize("name", IMPLEMENTATIONS)
@@ -183,7 +202,7 @@ def test_staged_launchers_equal_the_reference(name: str) -> None:
     usable(BACKENDS.get(frontend.backend))
 
     @given(DRAWN.get(name, cases(layouts=FEW_LAYOUTS)), st.sampled_from([1, 0, -1]), st.booleans())
-    @settings(max_examples=100)
+    @settings(max_examples=150)
     def judge(case: Case, enable: int, with_mapping: bool) -> None:
         if not with_mapping:  # legal here, even with a window
             inputs = dataclasses.replace(case.inputs, full_to_swa_index_mapping=None)
@@ -193,6 +212,25 @@ def test_staged_launchers_equal_the_reference(name: str) -> None:
             assert_staged_equals_the_reference(frontend, launcher, (calls[0], calls[1]))
 
     judge()
+
+
+@pytest.mark.parametrize(("enable", "excess"), [(0, 0), (1, 1), (-1, 1)])
+@pytest.mark.parametrize("name", STAGED)
+def test_staged_entries_leave_a_plan_that_is_disabled_or_does_not_fit(
+    name: str, enable: int, excess: int
+) -> None:
+    frontend = FRONTENDS[name]
+    usable(BACKENDS.get(frontend.backend))
+    inputs = PlanInputs(
+        req_pool_indices=np.array([1, 1, 0]),
+        prefix_lens=np.array([3, 3, 3]),
+        extend_seq_lens=np.array([0, 0, 0]),
+        req_to_token=np.ones((2, 4), np.int32),
+        verify_capacity=6 - excess,
+    )
+    _, call = staged_calls(Case.poisoned("too small", inputs, write_req_capacity=3), enable)
+    before = {argument: array.copy() for argument, array in call.items() if argument.startswith("out_")}
+    assert_same_bytes(frontend.launch(ENTRIES, frontend.convert(call)), before)
 
 
 @pytest.mark.parametrize("name", STAGED)

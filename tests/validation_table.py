@@ -485,12 +485,12 @@ IMPOSSIBLE = (
         for name in names
     ),
     *(
-        Impossible(launcher, LENGTH, name, "any length is legal, but 0 for the mapping, which is rule 8")
+        Impossible(launcher, LENGTH, name, "no rule asks a certain length of it")
         for launcher in (PLAN, OFFSETS, ENTRIES)
         for name in ("req_pool_indices", "req_to_token", "full_to_swa_index_mapping")
     ),
     *(
-        Impossible(launcher, LENGTH, "req_to_verify_expected_tokens", "any length is legal")
+        Impossible(launcher, LENGTH, "req_to_verify_expected_tokens", "no rule asks a certain length of it")
         for launcher in (PLAN, ENTRIES)
     ),
     *(

@@ -1,7 +1,7 @@
 """Hypothesis strategies for launches: `cases` for whatever compiles per shape, `free_cases` for the rest.
 
 Values are free; shapes and static integers come from `LAYOUTS`, so that a compiler sees a bounded number
-of programs (`len(LAYOUTS)` times their batch sizes). A failure shrinks to the fewest requests, the first
+of programs: one a layout and batch size, 26 in all. A failure shrinks to the fewest requests, the first
 layout that still fails, tables that count their cells up, and no odd cells.
 """
 
@@ -39,7 +39,7 @@ class Layout(NamedTuple):
     table: tuple[int, int] = (4, 16)
     """Shape of `req_to_token`."""
     mapping: int | None = None
-    """Length of `full_to_swa_index_mapping`."""
+    """Length of `full_to_swa_index_mapping`; None wants a `window` of 0 or less."""
     tokens: tuple[int, int] | None = None
     """Shape of `req_to_verify_expected_tokens`."""
     window: int = 0
@@ -64,7 +64,7 @@ LAYOUTS = (
         verify_capacity=12,
         batch_sizes=(0, 3, 8, 40),
     ),
-    Layout("short mapping", mapping=7, tokens=(4, 16), offset=-1, verify_capacity=32, batch_sizes=(1, 3, 8)),
+    Layout("short mapping", mapping=7, tokens=(2, 12), offset=-1, verify_capacity=32, batch_sizes=(1, 3, 8)),
     Layout("one slot", mapping=1, tokens=(4, 16), window=INT32_MAX, offset=INT32_MAX),
     Layout("no entries", mapping=65, window=4, verify_capacity=0, batch_sizes=(0, 1, 3)),
     Layout("long", table=(3, 300), mapping=900, tokens=(3, 300), window=128, offset=1, verify_capacity=300),
@@ -117,7 +117,10 @@ _OFFSETS = st.integers(-3, 3) | st.integers(INT32_MIN, INT32_MAX)
 _VERIFY_CAPACITIES = st.integers(0, 64)
 _SPARE_WRITE_ROWS = st.integers(0, 3)
 _CORRUPT = st.booleans()
+_SENTINELS = st.booleans()
 _STRIDED = st.booleans()
+_SIZES = st.integers(0, max(len(layout.batch_sizes) for layout in LAYOUTS) - 1)
+"""Which of a layout's batch sizes: the same draw for all, so that the shrinker can swap layouts."""
 _CROWDS = st.booleans()
 _POISON_SEEDS = st.integers(0, 3)
 
@@ -149,6 +152,8 @@ def _cases(draw: st.DrawFn, layouts: st.SearchStrategy[Layout], corrupt: bool | 
     if layout.mapping is not None and not corrupt:
         largest_slot = layout.mapping - 1
         table %= layout.mapping
+    if draw(_SENTINELS):
+        table[:, ::3] = -1 - table[:, ::3] % 3
     _scatter(draw, table, largest_slot)
     mapping = tokens = valid_lens = None
     if layout.mapping is not None:
@@ -180,7 +185,7 @@ def _cases(draw: st.DrawFn, layouts: st.SearchStrategy[Layout], corrupt: bool | 
 
 
 def _batch(draw: st.DrawFn, layout: Layout, corrupt: bool) -> list[_Request]:
-    size = draw(st.sampled_from(layout.batch_sizes))
+    size = layout.batch_sizes[min(draw(_SIZES), len(layout.batch_sizes) - 1)]
     token_width = layout.tokens[1] if layout.tokens is not None else 0
     drawn = draw(_request_lists(*layout.table, token_width, corrupt))
     batch = [r for r in drawn if r is not None][:size]
@@ -210,17 +215,21 @@ def _request_lists(
     prefix_len = st.integers(0, width)
     extend_len = st.integers(0, 5) | st.sampled_from((2**31, 2**32 + 1, 2**62, INT64_MAX))
     valid_len = st.integers(0, token_width)
-    requests = [st.builds(_Request, st.integers(0, last_row), prefix_len, extend_len, valid_len)]
+    any_row = st.integers(0, last_row)
+    requests = [st.builds(_Request, any_row, prefix_len, extend_len, valid_len)]
     if corrupt:
-        prefix_len |= st.integers(width + 1, width + 3) | anything
-        extend_len |= anything
-        valid_len |= st.integers(token_width + 1, token_width + 3) | anything
         odd_row = st.sampled_from((rows, rows + 1)) | anything
-        requests.append(st.builds(_Request, odd_row, prefix_len, extend_len, valid_len))
+        odd_prefix_len = prefix_len | st.integers(width + 1, width + 3) | anything
+        odd_extend_len = extend_len | anything
+        odd_valid_len = st.integers(token_width + 1, token_width + 3) | anything
+        requests.append(st.builds(_Request, odd_row, prefix_len, odd_extend_len, odd_valid_len))
+        requests.append(st.builds(_Request, active_row, odd_prefix_len, odd_extend_len, valid_len))
+        requests.append(st.builds(_Request, active_row, prefix_len, odd_extend_len, odd_valid_len))
     else:
         requests.append(st.builds(_Request, st.just(PADDING_ROW), anything, anything, anything))
-    # Twice: the branches are drawn evenly, and most requests should have entries.
-    requests += [st.builds(_Request, active_row, prefix_len, extend_len, valid_len) for _ in range(2)]
+        requests.append(
+            st.builds(_Request, active_row, st.integers(min(1, width), width), extend_len, valid_len)
+        )
     return st.lists(st.one_of(st.none(), *requests), min_size=3, max_size=8)
 
 

@@ -287,6 +287,20 @@ def test_columns_of_length_0_are_enabled_only_without_entries(prefix_len: int, e
     assert plans.verify.verify_num_valid.tolist() == [0]
 
 
+@pytest.mark.parametrize("total", [2**31, 2**32 + 2])
+def test_total_that_would_wrap_in_int32_does_not_fit(total: int) -> None:
+    bs = 4096
+    prefix_lens = [total // bs] * (bs - 1) + [total - total // bs * (bs - 1)]
+    huge = case([1] * bs, prefix_lens, table=np.zeros((2, 2**20 + 2), np.int32), capacity=4)
+    plans, scratch = run_offsets(shared_ref.launch_plan_offsets_kernel_reference, huge)
+    assert plans.verify.enable.tolist() == [0]
+    assert plans.verify.verify_num_valid.tolist() == [4]
+    assert scratch[4096] == total
+    combined = huge.expected()
+    assert combined.verify.enable.tolist() == [0]
+    assert_same_bytes(columns(combined), columns(huge.before))
+
+
 # Write rows
 
 
@@ -527,7 +541,7 @@ def test_strict_takes_requests_in_batch_order() -> None:
         case([3], [4], tokens=TOKENS, valid_lens=[0]),
         case([1], [2], table=np.array([[0, 0], [-(2**31), -1]], np.int32), mapping=int64([1])),
         case([1], [6], tokens=TOKENS, valid_lens=[4], offset=2**31 - 1),
-        # Position 0 has token position -1, but is read only as the cell before the window: no entry, no token.
+        # Position 0, whose token position is -1, is only the cell before the window: no entry, no token.
         case([1], [3], window=2, mapping=HUNDREDS, tokens=TOKENS, valid_lens=[3], offset=-1),
         case([], []),
     ],
@@ -729,7 +743,7 @@ def test_staged_launches_one_after_the_other_equal_the_combined_launch(drawn: Ca
 # Plans (section 3)
 
 
-def test_allocated_verify_plan_has_the_contracts_buffers_and_is_enabled() -> None:
+def test_allocated_verify_plan_has_the_contracts_buffers() -> None:
     plan = VerifyPlan.allocate(verify_capacity=5)
     assert {name: (b.shape, b.dtype.name) for name, b in vars(plan).items()} == {
         "verify_slot_indices": ((5,), "int64"),
@@ -739,7 +753,13 @@ def test_allocated_verify_plan_has_the_contracts_buffers_and_is_enabled() -> Non
         "verify_num_valid": ((1,), "int32"),
         "enable": ((1,), "int32"),
     }
-    assert plan.enable.tolist() == [1]
+
+
+def test_fresh_verify_plans_are_enabled_whatever_their_memory_held() -> None:
+    held = [np.full(1, 77, np.int32) for _ in range(200)]
+    del held
+    plans = [VerifyPlan.allocate(verify_capacity=1) for _ in range(100)]
+    assert {plan.enable.tolist()[0] for plan in plans} == {1}
 
 
 def test_allocated_write_plan_has_the_contracts_buffers() -> None:
@@ -865,7 +885,7 @@ def test_a_failure_shrinks_to_one_request() -> None:
         return 2**32 + 1 in drawn.inputs.req_pool_indices
 
     smallest = find(
-        cases(),
+        cases(layouts=LAYOUTS[:5]),
         reads_row_1,
         settings=settings(max_examples=2000, database=None, derandomize=True),
     ).inputs
