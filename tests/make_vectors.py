@@ -16,10 +16,18 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import Any, NamedTuple
 
+# `tests/shared_ref` would pass for the package of that name, since it lies beside this script.
+sys.path.insert(0, str(Path(__file__).parents[1]))
+
 import numpy as np
 import oracle
 
-from shared_ref.conformance.golden import Arrays, Vector, shipped_vectors_path, write_vectors
+from shared_ref.conformance.golden import (
+    Arrays,
+    Vector,
+    shipped_vectors_path,
+    write_vectors,
+)
 from shared_ref.conformance.golden_cases import Definition, definitions
 
 PLAN = "launch_canary_plan_kernels"

@@ -465,7 +465,26 @@ def rows_of(launcher: str) -> Iterator[Row]:
         yield from entries_rules((5,), in_entries, "out_verify_slot_indices")
 
 
-ROWS = tuple(row for launcher in (PLAN, OFFSETS, ENTRIES) for row in rows_of(launcher))
+def other_sides() -> Iterator[Row]:
+    """Rules broken from their other side: columns shorter than the capacity, offsets than the rows."""
+    for v in (9, 2**31 - 1):
+        text = PLAN_CAPACITY.replace("{v}", str(v)).replace("{n}", "8")
+        yield Row(PLAN, PLAN_CAPACITY, (3,), text, {"verify_capacity": v}, _CAPACITY)
+    for launcher in (PLAN, OFFSETS):
+        for name, n, lengths in (
+            ("out_write_offsets", 4, "4 and 4"),
+            ("out_write_seed_slot_indices", 5, "5 and 5"),
+        ):
+            text, order = OFFSETS_LEN.replace("{a} and {b}", lengths), (4, 10) if launcher == PLAN else (10,)
+            yield Row(launcher, OFFSETS_LEN, order, text, {name: np.zeros(n, np.int64)}, _LENGTHS)
+
+
+_CAPACITY = frozenset({"verify_capacity", "out_verify_slot_indices"})
+_LENGTHS = frozenset(
+    {"out_write_offsets", "out_write_seed_slot_indices", "write_offsets_len", "write_req_capacity"}
+)
+
+ROWS = (*(row for launcher in (PLAN, OFFSETS, ENTRIES) for row in rows_of(launcher)), *other_sides())
 
 IMPOSSIBLE = (
     Impossible(PLAN, OFFSETS_BS, "req_pool_indices", "the plan's own rule 1 reports it before"),

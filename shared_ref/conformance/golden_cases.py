@@ -364,6 +364,18 @@ def _tokens() -> Iterator[Definition]:
         0,
         req_to_verify_expected_tokens_valid_lens=_ints(2**32 + 2, 0, INT64_MIN, 2**31),
     )
+    yield tokens(
+        "lowest-valid-length-of-a-draft",
+        "A valid length of -2**63, from which taking the offset wraps to a large number.",
+        1,
+        req_to_verify_expected_tokens_valid_lens=_ints(INT64_MIN, 0, INT64_MIN, 12),
+    )
+    yield tokens(
+        "negative-tokens",
+        "Token cells below 0: they are expected as they are.",
+        0,
+        req_to_verify_expected_tokens=_counting(-30, ROWS, WIDTH),
+    )
     yield _plan(
         "valid-lengths-without-a-table",
         "Valid lengths mean nothing without a token table.",
@@ -492,6 +504,7 @@ def _staged() -> Iterator[Definition]:
         "verify_enable says that they fit, the columns do not: nothing is written.",
         verify_capacity=24,
     )
+    yield _entries("staged-entries-that-just-fit", "As many entries as columns are long.", verify_capacity=25)
     yield _entries("staged-entries-of-a-window-without-a-mapping", "Legal when staged.", swa_window_size=5)
 
 

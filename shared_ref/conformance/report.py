@@ -16,7 +16,8 @@ from rich.table import Table
 from rich.text import Text
 
 from .case import Case
-from .compare import Difference, FieldDifferences
+from .compare import FieldDifferences
+from .explain import difference_text
 from .runner import Failure, Outcome
 
 PACKAGES = ("kvcanary", "numpy", "torch", "triton", "jax", "jaxlib", "jax-triton", "click", "rich")
@@ -200,25 +201,8 @@ def _buffer_text(buffer: FieldDifferences) -> Iterable[RenderableType]:
     yield _indented(f"{buffer.field}: {buffer.count:,} of {buffer.size:,} elements differ", 2)
     for rule, differences in itertools.groupby(buffer.first, key=lambda difference: difference.rule):
         for difference in differences:
-            yield _indented(difference_line(difference), 4)
+            yield _indented(difference_text(difference), 4)
         yield _indented(rule, 6, style="italic")
-
-
-def difference_line(difference: Difference) -> str:
-    """Where, and what instead of what: `[12] request 3, row 7, position 40: expected 812, got 0`."""
-    index = "" if difference.index is None else f"[{difference.index}]"
-    whose = ", ".join(
-        f"{name} {value}"
-        for name, value in (
-            ("request", difference.request),
-            ("row", difference.row),
-            ("position", difference.position),
-        )
-        if value is not None
-    )
-    where = " ".join(filter(None, (index, whose))) or "the buffer"
-    untouched = ", as it was before the launch" if difference.untouched else ""
-    return f"{where}: expected {difference.expected}, got {difference.actual}{untouched}"
 
 
 def _indented(text: str, columns: int, style: str = "") -> RenderableType:

@@ -18,13 +18,8 @@ from test_validation import LAUNCHERS, LEGAL, can_be_combined, says
 from validation_table import (
     FRONTENDS,
     IMPOSSIBLE,
-    OFFSETS,
-    OFFSETS_LEN,
-    PLAN,
-    PLAN_CAPACITY,
     Call,
     Frontend,
-    Row,
     breakable,
     good_call,
 )
@@ -40,23 +35,6 @@ OTHERWISE = {
     "_plan_form_rules": "of the JAX form `plan`: tests/kvcanary_jax/test_plan_form.py",
 }
 """Where a rule is broken with another framework, by the function that has it or that it yields from."""
-
-MORE_ROWS = [
-    *(
-        Row(PLAN, PLAN_CAPACITY, (3,), text, {"verify_capacity": v}, frozenset())
-        for v in (9, 2**31 - 1)
-        for text in [PLAN_CAPACITY.replace("{v}", str(v)).replace("{n}", "8")]
-    ),
-    *(
-        Row(launcher, OFFSETS_LEN, (10,), text, {name: np.zeros(n, np.int64)}, frozenset())
-        for launcher in (PLAN, OFFSETS)
-        for name, n, text in (
-            ("out_write_offsets", 4, OFFSETS_LEN.replace("{a} and {b}", "4 and 4")),
-            ("out_write_seed_slot_indices", 5, OFFSETS_LEN.replace("{a} and {b}", "5 and 5")),
-        )
-    ),
-]
-"""Rules broken from their other side: a capacity larger than the columns, offsets shorter than the rows."""
 
 
 def breaks(frontend: Frontend) -> Iterator[str]:
@@ -77,7 +55,7 @@ def _says(frontend: Frontend, launcher: str, call: Call, row: Any) -> bool:
 
 
 def _wrong_messages(frontend: Frontend) -> Iterator[str]:
-    for row in (*breakable(frontend), *MORE_ROWS):
+    for row in breakable(frontend):
         if not _says(frontend, row.launcher, good_call(row.launcher) | row.changes, row):
             yield row.id
 
