@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import dataclasses
 import functools
+import itertools
 import math
 from collections.abc import Sequence
 from typing import NamedTuple
@@ -133,10 +134,13 @@ class _Request:
     valid_len: int
 
     def verified(self, layout: Layout) -> range:
-        """The positions of the entries, if no value is a fault."""
-        if self.row == PADDING_ROW:
+        """The positions of the entries."""
+        rows, width = layout.table
+        if not PADDING_ROW < self.row < rows:
             return range(0)
-        return range(max(self.prefix_len - layout.window, 0) if layout.window > 0 else 0, self.prefix_len)
+        prefix_len = max(self.prefix_len, 0)
+        start = max(prefix_len - layout.window, 0) if layout.window > 0 else 0
+        return range(start, max(start, min(prefix_len, width)))
 
 
 _PADDING = _Request(PADDING_ROW, 0, 0, 0)
@@ -161,6 +165,8 @@ def _cases(draw: st.DrawFn, layouts: st.SearchStrategy[Layout], corrupt: bool | 
         _scatter(draw, mapping, INT64_MAX)
     if layout.tokens is not None:
         tokens = _counting(layout.tokens, 5001)
+        if draw(_SENTINELS):
+            tokens[:, 1::3] *= -1
         _scatter(draw, tokens, INT32_MAX)
         tokens = _perhaps_strided(draw, tokens)
         valid_lens = np.array([r.valid_len for r in batch], np.int64)
@@ -177,7 +183,7 @@ def _cases(draw: st.DrawFn, layouts: st.SearchStrategy[Layout], corrupt: bool | 
         kv_token_id_vs_position_offset=layout.offset,
     )
     return Case.poisoned(
-        f"{layout.name}, {len(batch)} requests",
+        f"{layout.name}, bs {len(batch)}",
         inputs,
         write_req_capacity=len(batch) + layout.spare_write_rows,
         seed=draw(_POISON_SEEDS),
@@ -192,7 +198,10 @@ def _batch(draw: st.DrawFn, layout: Layout, corrupt: bool) -> list[_Request]:
     if len(batch) > 2 and draw(_CROWDS):
         batch = (batch * size)[:size]
     total = draw(_totals(layout.verify_capacity))
-    if not corrupt:
+    if corrupt:
+        if total == layout.verify_capacity:
+            batch = _fitting(batch, layout)
+    else:
         if total is not None:
             batch = _with_total(batch, layout, total)
         batch = [_within_token_table(r, layout) for r in batch]
@@ -218,8 +227,8 @@ def _request_lists(
     any_row = st.integers(0, last_row)
     requests = [st.builds(_Request, any_row, prefix_len, extend_len, valid_len)]
     if corrupt:
-        odd_row = st.sampled_from((rows, rows + 1)) | anything
-        odd_prefix_len = prefix_len | st.integers(width + 1, width + 3) | anything
+        odd_row = st.sampled_from((-1, -2, rows, rows + 1)) | anything
+        odd_prefix_len = st.integers(width - 1, width + 20) | anything
         odd_extend_len = extend_len | anything
         odd_valid_len = st.integers(token_width + 1, token_width + 3) | anything
         requests.append(st.builds(_Request, odd_row, prefix_len, odd_extend_len, odd_valid_len))
@@ -231,6 +240,12 @@ def _request_lists(
             st.builds(_Request, active_row, st.integers(min(1, width), width), extend_len, valid_len)
         )
     return st.lists(st.one_of(st.none(), *requests), min_size=3, max_size=8)
+
+
+def _fitting(batch: list[_Request], layout: Layout) -> list[_Request]:
+    """The leading requests whose entries fit."""
+    ends = itertools.accumulate(len(r.verified(layout)) for r in batch)
+    return [r for r, end in zip(batch, ends, strict=True) if end <= layout.verify_capacity]
 
 
 def _with_total(batch: list[_Request], layout: Layout, total: int) -> list[_Request]:

@@ -840,7 +840,7 @@ def reached() -> Reached:
     seen = Reached()
 
     @given(cases())
-    @settings(max_examples=800, derandomize=True, database=None)
+    @settings(max_examples=2000, derandomize=True, database=None)
     def look(drawn: Case) -> None:
         call = drawn.inputs.keywords()
         for r in range(len(drawn.inputs.req_pool_indices)):
