@@ -210,7 +210,10 @@ def _print_result(console: Console, judged: Run) -> None:
         console.print(failure_text(outcome, failure))
         if path := judged.saved.get(failure.case.name):
             console.print(Text(f"  saved as {path}; to replay it:"), soft_wrap=True)
-            console.print(Text(f"    kvcanary conform --case {shlex.quote(path)}"), soft_wrap=True)
+            # `--impl` names a function by its path; a backend has a plain name.
+            judged_as = f" --impl {shlex.quote(outcome.backend.name)}" if ":" in outcome.backend.name else ""
+            replay = f"    kvcanary conform --case {shlex.quote(path)}{judged_as}"
+            console.print(Text(replay), soft_wrap=True)
         console.print()
     words = [verdict(outcome) for outcome in judged.outcomes]
     tally = ", ".join(f"{words.count(word)} {word}" for word in dict.fromkeys(words))

@@ -401,6 +401,7 @@ def test_an_implementation_is_judged_like_a_backend(call: Callable[..., Result])
     assert row(result, "port:launch")[4:6] == row(result, "port:returning")[4:6]
     assert "Result: 2 identical" in result.stdout  # no backend, since none is named
     result = call("conform", "--steps", "2", "--impl", "port:wrong", "--backend", "numpy")
+    assert f"kvcanary conform --case {SAVED} --impl port:wrong\n" in result.stdout
     assert result.exit_code == 1
     assert "port:wrong failed on case 'replay step 0, full'" in result.stdout
     assert "Result: 1 identical, 1 different" in result.stdout
