@@ -23,5 +23,6 @@ $(INSTALLED): pyproject.toml constraints.txt
 	touch $@
 
 gpu:
-	$(PYTHON) -m pytest -n 8 --dist loadfile
+	JAX_PLATFORMS=cpu $(PYTHON) -m pytest -n 8 --dist worksteal --ignore tests/gpu
+	$(PYTHON) -m pytest tests/gpu
 	$(PYTHON) -m shared_ref conform --require torch-triton --require jax-mosaic --require jax-triton
