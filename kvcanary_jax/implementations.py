@@ -43,7 +43,11 @@ def _lazily(module: str) -> Compute:
 
 
 def _mosaic_unavailable(platform: str) -> str | None:
-    return _needs_gpu(platform, capability=(9, 0), called="Hopper")
+    if (reason := _needs_gpu(platform, capability=(9, 0), called="Hopper")) is not None:
+        return reason
+    if importlib.util.find_spec("absl") is None:  # which JAX's Mosaic GPU imports, and JAX does not require
+        return "absl-py is not installed: pip install 'kvcanary[cuda12]' or 'kvcanary[cuda13]'"
+    return None
 
 
 def _triton_unavailable(platform: str) -> str | None:

@@ -11,11 +11,10 @@ import numpy as np
 import pytest
 from named_cases import NAMED_CASES
 
+from kvcanary_jax import mosaic
 from shared_ref.conformance.case import Case
 from shared_ref.schema import PLAN_INPUTS
 from shared_ref.validation import plan_arguments
-
-mosaic = pytest.importorskip("kvcanary_jax.mosaic", reason="this jaxlib has no Mosaic GPU")
 
 TILE = 16
 PROGRAMS = 3
