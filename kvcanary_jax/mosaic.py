@@ -29,7 +29,7 @@ from jaxlib.mlir import ir
 from jaxlib.mlir.dialects import arith, llvm, vector
 
 from shared_ref.constants import NO_SLOT, NO_TOKEN
-from shared_ref.schema import COLUMNS, PLAN_INPUTS, VERIFY_OUTPUTS, WRITE_OUTPUTS
+from shared_ref.schema import COLUMNS, PLAN_INPUTS, PLAN_OUTPUTS
 
 from . import xla
 
@@ -41,12 +41,10 @@ LARGE_BATCH = 512
 
 Find = Callable[[jax.Array], tuple[jax.Array, ...]]
 
-OUTPUTS = (*VERIFY_OUTPUTS, *WRITE_OUTPUTS)
-
 
 def plan(arguments: xla.Arguments) -> xla.Outputs:
     """The outputs of `launch_canary_plan_kernels`, in the memory of the former ones."""
-    former = {name: arguments[name] for name in OUTPUTS}
+    former = {name: arguments[name] for name in PLAN_OUTPUTS}
     inputs = {name: arguments[name] for name in PLAN_INPUTS if arguments[name] is not None}
     if arguments["req_to_verify_expected_tokens"] is None:
         inputs.pop("req_to_verify_expected_tokens_valid_lens", None)
@@ -69,7 +67,7 @@ def plan(arguments: xla.Arguments) -> xla.Outputs:
         program = jax.lax.axis_index("program")
 
         def run(scratch: Any) -> None:
-            operands = dict(zip((*names, *OUTPUTS), refs, strict=True))
+            operands = dict(zip((*names, *PLAN_OUTPUTS), refs, strict=True))
             planner = _Program(operands, integers, tile, _Machine(scratch))
 
             @pl.when(program < writers)

@@ -15,11 +15,9 @@ import triton
 import triton.language as tl
 
 from kvcanary_torch.kernels import configure, plan_kernel
-from shared_ref.schema import VERIFY_OUTPUTS, WRITE_OUTPUTS
+from shared_ref.schema import PLAN_OUTPUTS
 
 from .xla import Arguments, Outputs
-
-OUTPUTS = (*VERIFY_OUTPUTS, *WRITE_OUTPUTS)
 
 
 @triton.jit
@@ -195,7 +193,7 @@ def plan(arguments: Arguments) -> Outputs:
     valid_lens = arguments["req_to_verify_expected_tokens_valid_lens"]
     bs, (max_reqs, max_seq_len) = len(prefix_lens), table.shape
     window, capacity = arguments["swa_window_size"], arguments["verify_capacity"]
-    former = {name: arguments[name] for name in OUTPUTS}
+    former = {name: arguments[name] for name in PLAN_OUTPUTS}
     config = configure(bs, max_seq_len, window, capacity, getattr(jax.devices()[0], "core_count", 132))
     constexprs = config._asdict()
     programs, num_warps = constexprs.pop("programs"), constexprs.pop("num_warps")

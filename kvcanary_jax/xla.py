@@ -13,16 +13,15 @@ It must be traced inside `jax.enable_x64(True)`.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
 
+from shared_ref.batch import Arguments
 from shared_ref.constants import NO_SLOT, NO_TOKEN, PADDING_ROW
 from shared_ref.schema import COLUMNS
 
-Arguments = Mapping[str, Any]
 Outputs = dict[str, jax.Array]
 
 

@@ -3,16 +3,15 @@
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from typing import Any
 
 import torch
 
+from shared_ref.batch import Arguments
 from shared_ref.schema import COLUMNS, LAUNCH_ENTRIES, LAUNCH_OFFSETS, LAUNCH_PLAN, Launcher
 
 from .kernels import Config, configure, entries_kernel, offsets_kernel, plan_kernel
-
-Arguments = Mapping[str, Any]
 
 _KERNELS = {LAUNCH_PLAN: plan_kernel, LAUNCH_OFFSETS: offsets_kernel, LAUNCH_ENTRIES: entries_kernel}
 

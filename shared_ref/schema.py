@@ -162,6 +162,8 @@ _INPUTS = {
 }
 VERIFY_OUTPUTS = _outputs(VerifyPlanFields)
 WRITE_OUTPUTS = _outputs(WritePlanFields)
+PLAN_OUTPUTS = (*VERIFY_OUTPUTS, *WRITE_OUTPUTS)
+"""Both plans' buffers, by argument name, in the contract's order."""
 COLUMNS = tuple(f.argument for f in VerifyPlanFields.fields() if f.length is Length.CAPACITY)
 """The four verify columns, by argument name."""
 

@@ -13,7 +13,7 @@ from named_cases import NAMED_CASES
 
 from kvcanary_jax import mosaic
 from shared_ref.conformance.case import Case
-from shared_ref.schema import PLAN_INPUTS
+from shared_ref.schema import PLAN_INPUTS, PLAN_OUTPUTS
 from shared_ref.validation import plan_arguments
 
 TILE = 16
@@ -97,7 +97,7 @@ def test_it_lowers_to_one_kernel_that_writes_the_former_plans(name: str) -> None
         step = jax.jit(lambda arrays: mosaic.plan(arrays | others))
         text = step.trace(arrays).lower(lowering_platforms=("cuda",)).as_text()
     assert len(re.findall(r"custom_call @mosaic_gpu", text)) == 1
-    assert text.count("output_operand_alias<") == len(mosaic.OUTPUTS)
+    assert text.count("output_operand_alias<") == len(PLAN_OUTPUTS)
 
 
 @pytest.mark.parametrize("empty", ["verify_capacity", "bs", "table"])
