@@ -11,21 +11,23 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from shared_ref.constants import NO_TOKEN
+from shared_ref.constants import NO_TOKEN, PADDING_ROW
 from shared_ref.schema import (
     LAUNCH_ENTRIES,
     LAUNCH_OFFSETS,
     LAUNCH_PLAN,
+    OPTIONAL_OUTPUTS,
     PLAN,
     PLAN_INPUTS,
+    FaultsFields,
     Launcher,
     VerifyPlanFields,
     WritePlanFields,
 )
-from shared_ref.validation import ArrayInfo, Framework, check, fail, plan_arguments
+from shared_ref.validation import ArrayInfo, Framework, check, fail, faults_buffer, plan_arguments
 
 from .implementations import IMPLEMENTATIONS, resolve
-from .plans import VerifyPlan, WritePlan
+from .plans import Faults, VerifyPlan, WritePlan
 
 PlanType = TypeVar("PlanType", VerifyPlan, WritePlan)
 
@@ -80,6 +82,7 @@ def _launch(
     integers = check(launcher, JAX, arguments)
     tensors = {t.name: arguments[t.name] for t in launcher.tensors}
     outputs = {t.name: tensors.pop(t.name) for t in launcher.tensors if t.output}
+    outputs = {name: array for name, array in outputs.items() if array is not None}
     refs = [name for name, array in outputs.items() if isinstance(array, jax.Ref)]
     if refs and len(refs) < len(outputs):
         fail(f"outputs must be all jax.Array or all jax.Ref, got both: {', '.join(refs)} are jax.Ref")
@@ -93,7 +96,8 @@ def _launch(
 
 
 def _compute(kind: str, implementation: str, integers: tuple, outputs: dict, inputs: dict) -> dict:
-    return getattr(IMPLEMENTATIONS[implementation], kind)(outputs | inputs | dict(integers))
+    absent = dict.fromkeys(OPTIONAL_OUTPUTS)
+    return getattr(IMPLEMENTATIONS[implementation], kind)(absent | outputs | inputs | dict(integers))
 
 
 # Inside a transformation, donation is the caller's.
@@ -124,8 +128,11 @@ def launch_canary_plan_kernels(
     req_to_verify_expected_tokens: jax.Array | None,
     req_to_verify_expected_tokens_valid_lens: jax.Array | None,
     kv_token_id_vs_position_offset: int,
+    page_size: int = 1,
+    verify_total_out: jax.Array | None = None,
+    faults_out: jax.Array | FaultsFields[Any] | None = None,
     implementation: str | Sequence[str] | None = None,
-) -> tuple[VerifyPlan, WritePlan] | None:
+) -> tuple[Any, ...] | None:
     """The plans after this step; Refs are filled in place.
 
     Args:
@@ -135,7 +142,8 @@ def launch_canary_plan_kernels(
         req_pool_indices: int64 `[bs]`, row of each request in `req_to_token`; 0 is a padding request.
         prefix_lens: int64 `[bs]`, tokens in the cache before this step.
         extend_seq_lens: int64 `[bs]`, tokens that this step writes.
-        req_to_token: int32 `[max_reqs, max_seq_len]`, slot of (row, position).
+        req_to_token: int32 `[max_reqs, max_seq_len / page_size]`, slot of (row, position), or page of (row,
+            position // page_size).
         swa_window_size: sliding-window length in tokens; 0 or less for full attention. Static.
         full_to_swa_index_mapping: int64 `[lut_len]`, full-pool slot to window-pool slot, or None.
         verify_capacity: length of the verify columns, in entries. Static.
@@ -143,10 +151,14 @@ def launch_canary_plan_kernels(
         req_to_verify_expected_tokens_valid_lens: int64 `[bs]`, leading cells of each request's row in that
             table that are current; ignored without the table.
         kv_token_id_vs_position_offset: added to a position before its token is looked up. Static.
+        page_size: slots of a cell of `req_to_token`. Static.
+        verify_total_out: int64 `[1]`, whose successor is the number of entries, also where they do not fit.
+        faults_out: int64 `[8, 2]` or a `Faults`, to which what made no sense is added (section 5).
         implementation: a name, a sequence of names tried in order, or None for the best that works here.
 
     Returns:
-        The new plans; None where all fields of the plans are `jax.Ref`, which then hold them.
+        The new plans, followed by the optional outputs that were given; None where all of these are
+        `jax.Ref`, which then hold them.
 
     Raises:
         ValueError: a rule of section 6 is broken, or no named implementation can run; nothing is written
@@ -154,13 +166,21 @@ def launch_canary_plan_kernels(
     """
     arguments: dict[str, Any] = locals()
     arguments |= plan_arguments(verify_plan_out, write_plan_out)
+    arguments["faults_out"] = faults_buffer(faults_out)
     outputs = _launch(LAUNCH_PLAN, implementation, arguments)
-    if outputs is None:
-        return None
-    return (
+    return None if outputs is None else _returned(outputs, faults_out)
+
+
+def _returned(outputs: dict[str, jax.Array], faults_out: Any) -> tuple[Any, ...]:
+    """Plans, then the optional outputs; faults as they were given."""
+    plans = (
         VerifyPlan(**{f.name: outputs[f.argument] for f in VerifyPlan.fields()}),
         WritePlan(**{f.name: outputs[f.argument] for f in WritePlan.fields()}),
     )
+    extras: dict[str, Any] = {name: outputs[name] for name in OPTIONAL_OUTPUTS if name in outputs}
+    if faults_out is not None and faults_buffer(faults_out) is not faults_out:
+        extras["faults_out"] = Faults(buffer=extras["faults_out"])
+    return *plans, *extras.values()
 
 
 def launch_plan_offsets_kernel(
@@ -181,6 +201,9 @@ def launch_plan_offsets_kernel(
     req_to_token_stride0: int | None = None,
     write_offsets_len: int | None = None,
     write_req_capacity: int | None = None,
+    page_size: int = 1,
+    verify_total_out: jax.Array | None = None,
+    faults_out: jax.Array | FaultsFields[Any] | None = None,
     implementation: str | Sequence[str] | None = None,
 ) -> tuple[jax.Array, ...] | None:
     """The write rows, the totals and the offsets scratch (section 4, "Staged").
@@ -194,10 +217,11 @@ def launch_plan_offsets_kernel(
         write_req_capacity: default: the length of `out_write_seed_slot_indices`.
 
     The other arguments are those of `launch_canary_plan_kernels`, but a window without a mapping is legal
-    here.
+    here, and `faults_out` gets the requests' own faults.
 
     Returns:
-        The new `out_*` arrays in argument order; None where they are Refs, which then hold them.
+        The new `out_*` arrays in argument order, then the optional outputs that were given; None where they
+        are Refs, which then hold them.
 
     Raises:
         ValueError: as `launch_canary_plan_kernels`.
@@ -221,6 +245,8 @@ def launch_plan_entries_kernel(
     out_verify_prev_slot_indices: jax.Array,
     kv_token_id_vs_position_offset: int,
     swa_window_size: int,
+    page_size: int = 1,
+    faults_out: jax.Array | FaultsFields[Any] | None = None,
     implementation: str | Sequence[str] | None = None,
 ) -> tuple[jax.Array, ...] | None:
     """The four verify columns, new where `verify_enable` is not 0 and the entries fit (section 4).
@@ -231,10 +257,11 @@ def launch_plan_entries_kernel(
         verify_enable: int32 `[1]`, as the offsets launcher returned it.
 
     The other arguments are those of `launch_canary_plan_kernels`, the columns by the staged names; a window
-    without a mapping is legal here.
+    without a mapping is legal here, and `faults_out` gets the faults of cells.
 
     Returns:
-        The new `out_*` arrays in argument order; None where they are Refs, which then hold them.
+        The new `out_*` arrays in argument order, then `faults_out` if it was given; None where they are Refs,
+        which then hold them.
 
     Raises:
         ValueError: as `launch_canary_plan_kernels`.
@@ -245,8 +272,15 @@ def launch_plan_entries_kernel(
 def _staged(
     launcher: Launcher, implementation: str | Sequence[str] | None, arguments: dict[str, Any]
 ) -> tuple[jax.Array, ...] | None:
-    outputs = _launch(launcher, implementation, arguments)
-    return None if outputs is None else tuple(outputs[t.name] for t in launcher.tensors if t.output)
+    faults_out = arguments["faults_out"]
+    outputs: dict[str, Any] | None = _launch(
+        launcher, implementation, arguments | {"faults_out": faults_buffer(faults_out)}
+    )
+    if outputs is None:
+        return None
+    if faults_out is not None and faults_buffer(faults_out) is not faults_out:
+        outputs["faults_out"] = Faults(buffer=outputs["faults_out"])
+    return tuple(outputs[t.name] for t in launcher.tensors if t.name in outputs)
 
 
 def plan(
@@ -262,46 +296,52 @@ def plan(
     req_to_verify_expected_tokens: jax.Array | None = None,
     req_to_verify_expected_tokens_valid_lens: jax.Array | None = None,
     kv_token_id_vs_position_offset: int = 0,
+    page_size: int = 1,
+    padding_row: int | None = PADDING_ROW,
+    verify_total_out: jax.Array | None = None,
+    faults_out: jax.Array | FaultsFields[Any] | None = None,
     implementation: str | Sequence[str] | None = None,
-) -> tuple[VerifyPlan, WritePlan]:
-    """Fresh plans of this step: the launcher as a pure function (contract, section 7).
+) -> tuple[Any, ...]:
+    """Fresh plans of this step, from the rows and dtypes of any serving stack (contract, section 7).
 
-    The arguments are those of `launch_canary_plan_kernels`, but the int64 `[bs]` arrays may be int32, and
-    any array may be numpy's. `write_req_capacity` is the number of requests the write plan has room for.
+    The arguments are those of `launch_canary_plan_kernels`, but each int64 input may be int32, without a
+    copy, and any input may be numpy's.
+
+    Args:
+        write_req_capacity: requests that the write plan has room for. Static.
+        padding_row: the value of `req_pool_indices` that marks a padding request; None: there is none.
+            Static.
 
     Returns:
-        The plans. Elements that the contract leaves as they were are 0, expected tokens -1.
+        The plans, followed by the optional outputs that were given. Elements that the contract leaves as they
+        were are 0, expected tokens -1.
 
     Raises:
         ValueError: as `launch_canary_plan_kernels`.
     """
-    arguments: dict[str, Any] = locals()
+    arguments: dict[str, Any] = locals() | {"faults_out": faults_buffer(faults_out)}
     with jax.enable_x64(True):
         beside = next(filter(None, (_sharding(arguments[name]) for name in PLAN_INPUTS)), None)
         for name in PLAN_INPUTS:
             if isinstance(arguments[name], np.ndarray):
                 arguments[name] = _from_numpy(name, arguments[name], beside)
-        integers = dict(check(PLAN, JAX, arguments))
-        capacity = integers.pop("write_req_capacity")
+        integers = check(PLAN, JAX, arguments)
         inputs = {name: arguments[name] for name in PLAN_INPUTS}
-        _refuse_refs(inputs)
+        extras = {name: arguments[name] for name in OPTIONAL_OUTPUTS if arguments[name] is not None}
+        _refuse_refs(inputs | extras)
         platform = _platform(arguments["req_pool_indices"])
-        name = resolve(implementation, "plan", platform, inputs.values())
-        return _fresh(name, capacity, tuple(integers.items()), inputs)
+        name = resolve(implementation, "plan", platform, [*inputs.values(), *extras.values()])
+        return _returned(_fresh(name, tuple(integers.items()), inputs, extras), faults_out)
 
 
-@functools.partial(jax.jit, static_argnums=(0, 1, 2))
-def _fresh(implementation: str, write_req_capacity: int, integers: tuple, inputs: dict) -> Any:
-    verify_plan = _zeros(VerifyPlan, dict(integers)["verify_capacity"])
+@functools.partial(jax.jit, static_argnums=(0, 1))
+def _fresh(implementation: str, integers: tuple, inputs: dict, extras: dict) -> dict[str, jax.Array]:
+    capacities: dict[str, int] = dict(integers)
+    verify_plan = _zeros(VerifyPlan, capacities["verify_capacity"])
     unchecked = jnp.full_like(verify_plan.verify_expected_tokens, NO_TOKEN)
-    arguments: dict[str, Any] = {t.name: _widened(inputs[t.name], t.dtype) for t in PLAN.tensors}
-    return launch_canary_plan_kernels(
-        verify_plan_out=dataclasses.replace(verify_plan, verify_expected_tokens=unchecked),
-        write_plan_out=_zeros(WritePlan, write_req_capacity),
-        **arguments,
-        **dict(integers),
-        implementation=implementation,
-    )
+    verify_plan = dataclasses.replace(verify_plan, verify_expected_tokens=unchecked)
+    plans = plan_arguments(verify_plan, _zeros(WritePlan, capacities["write_req_capacity"]))
+    return _compute("plan", implementation, integers, plans | extras, inputs)
 
 
 def _sharding(array: Any) -> jax.sharding.Sharding | None:
@@ -321,9 +361,3 @@ def _from_numpy(name: str, array: np.ndarray, beside: jax.sharding.Sharding | No
 
 def _zeros(plan: type[PlanType], capacity: int) -> PlanType:
     return plan(**{f.name: jnp.zeros(f.length.of(capacity), f.dtype) for f in plan.fields()})
-
-
-def _widened(array: jax.Array | None, dtype: str) -> jax.Array | None:
-    return (
-        array.astype(dtype) if array is not None and (array.dtype, dtype) == (jnp.int32, "int64") else array
-    )

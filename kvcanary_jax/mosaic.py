@@ -28,8 +28,9 @@ from jax.experimental.pallas import mosaic_gpu as plgpu
 from jaxlib.mlir import ir
 from jaxlib.mlir.dialects import arith, llvm, vector
 
-from shared_ref.constants import NO_SLOT, NO_TOKEN
-from shared_ref.schema import COLUMNS, PLAN_INPUTS, PLAN_OUTPUTS
+from shared_ref.batch import max_seq_len
+from shared_ref.constants import FAULT_KINDS, FAULT_POSITION_BITS, NO_SLOT, NO_TOKEN, PADDING_ROW
+from shared_ref.schema import COLUMNS, OPTIONAL_OUTPUTS, PLAN_INPUTS, PLAN_OUTPUTS
 
 from . import xla
 
@@ -44,20 +45,20 @@ Find = Callable[[jax.Array], tuple[jax.Array, ...]]
 
 def plan(arguments: xla.Arguments) -> xla.Outputs:
     """The outputs of `launch_canary_plan_kernels`, in the memory of the former ones."""
-    former = {name: arguments[name] for name in PLAN_OUTPUTS}
+    outputs = (*PLAN_OUTPUTS, *(name for name in OPTIONAL_OUTPUTS if arguments[name] is not None))
+    former = {name: arguments[name] for name in outputs}
     inputs = {name: arguments[name] for name in PLAN_INPUTS if arguments[name] is not None}
     if arguments["req_to_verify_expected_tokens"] is None:
         inputs.pop("req_to_verify_expected_tokens_valid_lens", None)
     tile = _tile(arguments)
     if any(0 in array.shape for array in (*former.values(), *inputs.values())):
         return xla.plan(arguments)  # nothing to point a kernel at, and next to nothing to do
-    if arguments["req_to_token"].shape[1] >= 2**31 - tile:
+    if max_seq_len(arguments) >= 2**31 - tile:
         return xla.plan(arguments)  # positions would not fit the kernel's 32 bits
 
     names = tuple(inputs)
-    integers = {
-        name: arguments[name]
-        for name in ("swa_window_size", "verify_capacity", "kv_token_id_vs_position_offset")
+    integers = {"padding_row": PADDING_ROW} | {
+        name: value for name, value in arguments.items() if isinstance(value, int | None)
     }
     bs = arguments["req_pool_indices"].shape[0]
     writers = -(-bs // WARPGROUP)
@@ -67,7 +68,7 @@ def plan(arguments: xla.Arguments) -> xla.Outputs:
         program = jax.lax.axis_index("program")
 
         def run(scratch: Any) -> None:
-            operands = dict(zip((*names, *PLAN_OUTPUTS), refs, strict=True))
+            operands = dict(zip((*names, *outputs), refs, strict=True))
             planner = _Program(operands, integers, tile, _Machine(scratch))
 
             @pl.when(program < writers)
@@ -107,9 +108,9 @@ def _tile(arguments: xla.Arguments) -> int:
 
 def _programs(arguments: xla.Arguments, tile: int) -> int:
     """Programs that share the entries: enough to fill the device, and no more than there can be units."""
-    bs, max_seq_len = arguments["req_pool_indices"].shape[0], arguments["req_to_token"].shape[1]
+    bs, positions = arguments["req_pool_indices"].shape[0], max_seq_len(arguments)
     window, capacity = arguments["swa_window_size"], arguments["verify_capacity"]
-    span = min(window, max_seq_len) if window > 0 else max_seq_len
+    span = min(window, positions) if window > 0 else positions
     most_units = min(capacity // tile + bs, bs * -(-span // tile))
     multiprocessors = getattr(jax.devices()[0], "core_count", 132)
     each = 4 if tile == 512 or bs > LARGE_BATCH else 8
@@ -119,32 +120,39 @@ def _programs(arguments: xla.Arguments, tile: int) -> int:
 class _Program:
     """What one program computes. `machine` moves vectors between registers and memory."""
 
-    def __init__(self, refs: dict[str, Any], integers: dict[str, int], tile: int, machine: Any) -> None:
+    def __init__(self, refs: dict[str, Any], integers: dict[str, Any], tile: int, machine: Any) -> None:
         self.refs, self.machine, self.tile = refs, machine, tile
         self.window = integers["swa_window_size"]
         self.capacity = integers["verify_capacity"]
         self.offset = integers["kv_token_id_vs_position_offset"]
         self.bs = refs["req_pool_indices"].shape[0]
-        self.max_reqs, self.max_seq_len = refs["req_to_token"].shape
+        self.page_size = integers["page_size"]
+        self.padding_row = integers["padding_row"]
+        self.max_reqs, self.width = refs["req_to_token"].shape
+        self.max_seq_len = self.width * self.page_size
         self.mapping = refs.get("full_to_swa_index_mapping")
         self.tokens = refs.get("req_to_verify_expected_tokens")
+        self.faults = refs.get("faults_out")
 
     def write_rows(self, writer: jax.Array) -> None:
         """The write rows of this writer's requests; the first writer's totals."""
-        load, store = self.machine.load, self.machine.store
+        load, store = self._load, self.machine.store
         everyone = self.machine.iota(_padded(self.bs))
         in_batch = jnp.where(everyone < self.bs, everyone, -1)
-        rows = load(self.refs["req_pool_indices"], in_batch, 0)
-        counts = self._write_counts(rows, load(self.refs["extend_seq_lens"], in_batch, 0))
+        rows = load("req_pool_indices", in_batch)
+        counts = self._write_counts(rows, load("extend_seq_lens", in_batch))
         before = jnp.sum(jnp.where(everyone < writer * WARPGROUP, counts, 0))
 
         request = writer * WARPGROUP + self.machine.iota(WARPGROUP)
         own = jnp.where(request < self.bs, request, -1)
-        row = load(self.refs["req_pool_indices"], own, 0)
-        _, end = self._span(load(self.refs["prefix_lens"], own, 0))
-        count = self._write_counts(row, load(self.refs["extend_seq_lens"], own, 0))
-        cell = jnp.where((count > 0) & (end > 0), row * self.max_seq_len + end - 1, -1)
-        slot = self._translate(load(self.refs["req_to_token"], cell, NO_SLOT).astype(jnp.int64))
+        row, prefix_len, extend_len = (
+            load(name, own) for name in ("req_pool_indices", "prefix_lens", "extend_seq_lens")
+        )
+        _, end = self._span(prefix_len)
+        count = self._write_counts(row, extend_len)
+        page, at = self._divided(end - 1)
+        cell = jnp.where((count > 0) & (end > 0), row * self.width + page, -1)
+        slot = self._translate(self._load_slots(cell, at))
 
         offsets = self.refs["out_write_offsets"]
         store(offsets, jnp.where(request < self.bs, request + 1, -1), self.machine.scan(count) + before)
@@ -158,12 +166,16 @@ class _Program:
 
         jax.lax.fori_loop(0, -(-(n - self.bs - 1) // _padded(self.bs)), zero, None)
 
-        total = jnp.sum(self._verify_counts(rows, load(self.refs["prefix_lens"], in_batch, 0)))
+        total = jnp.sum(self._verify_counts(rows, load("prefix_lens", in_batch)))
         first = jnp.where(request == 0, request, -1)
         num_valid = jnp.minimum(total, self.capacity).astype(jnp.int32)
         store(self.refs["out_verify_num_valid"], first, request + num_valid)
         store(self.refs["out_verify_enable"], first, request + (total <= self.capacity).astype(jnp.int32))
         store(self.refs["out_write_num_valid_reqs"], first, self.bs)
+        if "verify_total_out" in self.refs:
+            store(self.refs["verify_total_out"], first, request.astype(jnp.int64) + total)
+        if self.faults is not None:
+            self._count_request_faults(request, row, prefix_len, extend_len)
 
     def entries(self, program: jax.Array, programs: int) -> None:
         """The entries of every unit that is this program's, if all entries of the batch fit."""
@@ -244,44 +256,128 @@ class _Program:
             jax.lax.while_loop(lambda carry: carry[0] < stop, step, (unit, *find(unit)))
 
     def _store_unit(self, request: Any, nth_unit: Any, first_entry: Any) -> None:
-        load, store = self.machine.load, self.machine.store
-        table, lane = self.refs["req_to_token"], self.machine.iota(self.tile)
-        row = self.refs["req_pool_indices"][request]
-        start, end = (jnp.int32(x) for x in self._span(self.refs["prefix_lens"][request]))
+        store, lane = self.machine.store, self.machine.iota(self.tile)
+        row = self._of(request, "req_pool_indices")
+        start, end = (jnp.int32(x) for x in self._span(self._of(request, "prefix_lens")))
         position = start + nth_unit * self.tile + lane
         entry = first_entry + nth_unit * self.tile + lane
         is_entry = position < end
-        cell = row * self.max_seq_len + position.astype(jnp.int64)
-        slot = load(table, jnp.where(is_entry, cell, -1), 0).astype(jnp.int64)
+        page, at_slot = self._divided(position)
+        cell = row * self.width + page.astype(jnp.int64)
+        slot = self._load_slots(jnp.where(is_entry, cell, -1), at_slot)
         # The mapping is gathered once a slot, and the successor's entry gets the same; only the first
         # entry of a request looks its predecessor up.
         looks_back = is_entry if self.mapping is None else is_entry & (position == start)
-        prev = load(table, jnp.where(looks_back & (position > 0), cell - 1, -1), NO_SLOT).astype(jnp.int64)
+        prev = self._load_previous_slots(looks_back & (position > 0), cell, at_slot, slot)
         at = jnp.where(is_entry, entry, -1)
         slots, expected_tokens, positions, prev_slots = (self.refs[name] for name in COLUMNS)
         store(positions, at, position.astype(jnp.int64))
-        store(expected_tokens, at, self._expected_tokens(request, row, position, is_entry))
-        slot = self._translate(slot)
-        store(slots, at, slot)
+        tokens, is_missing = self._expected_tokens(request, row, position, is_entry)
+        store(expected_tokens, at, tokens)
+        own_slot = self._translate(slot)
+        store(slots, at, own_slot)
         store(prev_slots, jnp.where(looks_back, entry, -1), self._translate(prev))
         if self.mapping is not None:
-            store(prev_slots, jnp.where(is_entry & (position + 1 < end), entry + 1, -1), slot)
+            store(prev_slots, jnp.where(is_entry & (position + 1 < end), entry + 1, -1), own_slot)
+        if self.faults is not None:
+            self._count_slot_faults(request, position, slot, is_entry, is_missing)
 
-    def _expected_tokens(self, request: Any, row: Any, position: Any, is_entry: Any) -> Any:
+    def _expected_tokens(self, request: Any, row: Any, position: Any, is_entry: Any) -> tuple[Any, Any]:
+        """The tokens, and where one is current that the table does not have."""
         if self.tokens is None:
-            return NO_TOKEN
+            return NO_TOKEN, None
         rows, columns = self.tokens.shape
-        valid_len = self.refs["req_to_verify_expected_tokens_valid_lens"][request]
+        valid_len = self._of(request, "req_to_verify_expected_tokens_valid_lens")
         known = jnp.where(row < rows, jnp.minimum(valid_len, columns), 0)
         q = position.astype(jnp.int64) + self.offset
-        cell = jnp.where(is_entry & (q >= 0) & (q < known), row * columns + q, -1)
-        return self.machine.load(self.tokens, cell, NO_TOKEN).astype(jnp.int64)
+        has_token = is_entry & (q >= 0) & (q < known)
+        cell = jnp.where(has_token, row * columns + q, -1)
+        tokens = self.machine.load(self.tokens, cell, NO_TOKEN).astype(jnp.int64)
+        return tokens, is_entry & (q < valid_len) & ((q < 0) | (q >= known))
+
+    def _load(self, name: str, index: jax.Array) -> jax.Array:
+        """int64 of an input that may be int32; 0 where the index is negative."""
+        return self.machine.load(self.refs[name], index, 0).astype(jnp.int64)
+
+    def _of(self, request: Any, name: str) -> jax.Array:
+        return self.refs[name][request].astype(jnp.int64)
+
+    def _divided(self, position: jax.Array) -> tuple[jax.Array, jax.Array | None]:
+        """The page of a position that is not negative, and where in the page it is."""
+        size = self.page_size
+        if size == 1:
+            return position, None
+        if size & (size - 1) == 0:
+            return position >> (size.bit_length() - 1), position & (size - 1)
+        page = jax.lax.div(position, jnp.full_like(position, size))
+        return page, position - page * size
+
+    def _load_slots(self, cell: jax.Array, at: jax.Array | None) -> jax.Array:
+        """Untranslated slots, int64, at places in the pages of some cells; -1 where a cell is negative."""
+        page = self.machine.load(self.refs["req_to_token"], cell, NO_SLOT).astype(jnp.int64)
+        if at is None:
+            return page
+        return jnp.where(page < 0, page, page * self.page_size + at.astype(jnp.int64))
+
+    def _load_previous_slots(
+        self, wanted: jax.Array, cell: jax.Array, at: jax.Array | None, slot: jax.Array
+    ) -> jax.Array:
+        """The slots before `slot`, which is at `at` in the page of `cell`; -1 where not wanted."""
+        if at is None:
+            return self._load_slots(jnp.where(wanted, cell - 1, -1), None)
+        before = self._load_slots(
+            jnp.where(wanted & (at == 0), cell - 1, -1), jnp.where(at == 0, self.page_size - 1, at)
+        )
+        return jnp.where(at == 0, before, jnp.where(slot < 0, slot, slot - 1))
+
+    def _count_request_faults(
+        self, request: jax.Array, row: jax.Array, prefix_len: jax.Array, extend_len: jax.Array
+    ) -> None:
+        is_request = request < self.bs
+        if self.padding_row is not None:
+            is_request = is_request & (row != self.padding_row)
+        flags = {
+            "row_outside": is_request & ((row < 0) | (row >= self.max_reqs)),
+            "prefix_negative": is_request & (prefix_len < 0),
+            "extend_negative": is_request & (extend_len < 0),
+            "prefix_exceeds": is_request & (prefix_len > self.max_seq_len),
+        }
+        self._count_faults(flags, request.astype(jnp.int64) << FAULT_POSITION_BITS)
+
+    def _count_slot_faults(
+        self, request: Any, position: jax.Array, slot: jax.Array, is_entry: jax.Array, is_missing: Any
+    ) -> None:
+        flags = {
+            "slot_negative": is_entry & (slot < 0),
+            "slot_dummy": is_entry & (slot >= 0) & (slot < self.page_size),
+        }
+        if self.mapping is not None:
+            flags["slot_outside"] = is_entry & (slot >= self.mapping.shape[0])
+        if is_missing is not None:
+            flags["token_outside"] = is_missing
+        self._count_faults(flags, (jnp.int64(request) << FAULT_POSITION_BITS) + position.astype(jnp.int64))
+
+    def _count_faults(self, flags: dict[str, jax.Array], place: jax.Array) -> None:
+        """Asks once whether there is any; only then the vectors are summed."""
+        odd = functools.reduce(jnp.logical_or, flags.values())
+
+        @pl.when(jnp.max(jnp.where(odd, 1, 0).astype(jnp.int32)) > 0)
+        def _() -> None:
+            for kind, flag in flags.items():
+                count = jnp.sum(jnp.where(flag, 1, 0).astype(jnp.int32)).astype(jnp.int64)
+                first = -jnp.max(jnp.where(flag, -place, -(2**63 - 1)))
+                lane = self.machine.iota(WARPGROUP)
+                at = jnp.where((lane == 0) & (count > 0), 2 * FAULT_KINDS.index(kind), -1)
+                self.machine.store(self.faults, at, lane.astype(jnp.int64) + count, "add")
+                at = jnp.where(at >= 0, at + 1, -1)
+                self.machine.store(self.faults, at, lane.astype(jnp.int64) + first, "min")
 
     def _translate(self, slot: jax.Array) -> jax.Array:
         if self.mapping is None:
             return slot
         index = jnp.where(slot >= 0, jnp.minimum(slot, self.mapping.shape[0] - 1), -1)
-        return jnp.where(slot >= 0, self.machine.load(self.mapping, index, 0), slot)
+        translated = self._load("full_to_swa_index_mapping", index)
+        return jnp.where(slot >= 0, translated, slot)
 
     def _span(self, prefix_len: jax.Array) -> tuple[jax.Array | int, jax.Array]:
         prefix_len = jnp.maximum(prefix_len, 0)
@@ -295,11 +391,11 @@ class _Program:
     def _counts(self, request: jax.Array) -> jax.Array:
         """Entries of each of some requests; none behind the batch."""
         in_batch = jnp.where(request < self.bs, request, -1)
-        row = self.machine.load(self.refs["req_pool_indices"], in_batch, 0)
-        return self._verify_counts(row, self.machine.load(self.refs["prefix_lens"], in_batch, 0))
+        row = self._load("req_pool_indices", in_batch)
+        return self._verify_counts(row, self._load("prefix_lens", in_batch))
 
     def _count(self, request: Any) -> jax.Array:
-        return self._verify_counts(self.refs["req_pool_indices"][request], self.refs["prefix_lens"][request])
+        return self._verify_counts(self._of(request, "req_pool_indices"), self._of(request, "prefix_lens"))
 
     def _units(self, count: jax.Array) -> jax.Array:
         return (count + (self.tile - 1)) >> (self.tile.bit_length() - 1)
@@ -308,7 +404,8 @@ class _Program:
         return jnp.where(self._is_active(row), jnp.maximum(extend_len, 0), 0)
 
     def _is_active(self, row: jax.Array) -> jax.Array:
-        return (row > 0) & (row < self.max_reqs)
+        active = (row >= 0) & (row < self.max_reqs)
+        return active if self.padding_row is None else active & (row != self.padding_row)
 
 
 def _pack(entries: jax.Array, units: jax.Array) -> jax.Array:
@@ -357,8 +454,12 @@ class _Machine:
 
         return gather(ref, index)
 
-    def store(self, ref: Any, index: jax.Array, value: jax.Array | int) -> None:
-        """Write the elements at flat indices, except where the index is negative."""
+    def store(self, ref: Any, index: jax.Array, value: jax.Array | int, combine: str = "") -> None:
+        """Write the elements at flat indices, except where the index is negative.
+
+        `combine`: `add`, or `min` as unsigned, to what is there, atomically and whatever the order.
+        """
+        operation = f"red.relaxed.gpu.global.{combine}.u" if combine else "st.global.b"
         layout = self.layout(index.size)
         constant = value if isinstance(value, int) else None
         arrays = (index,) if constant is not None else (index, value)
@@ -372,7 +473,7 @@ class _Machine:
             def one(i: Any, *v: Any) -> None:
                 element = v[0] if constant is None else utils.c(constant, dtype)
                 operands = [utils.getelementptr(base, [i], dtype), _is_natural(i), element]
-                _ptx(f"@p st.global.b{size} [$0], $2;", f"l,r,{letter}", operands, predicate="$1")
+                _ptx(f"@p {operation}{size} [$0], $2;", f"l,r,{letter}", operands, predicate="$1")
 
             _map(one, None, index, *values)
 

@@ -1,4 +1,4 @@
-"""Plans whose buffers are JAX arrays or Refs; plans of arrays are pytrees (contract, sections 3 and 7)."""
+"""Plans and faults of JAX arrays or Refs; those of arrays are pytrees (contract, sections 3, 5 and 7)."""
 
 from __future__ import annotations
 
@@ -8,7 +8,8 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
-from shared_ref.schema import Plan, VerifyPlanFields, WritePlanFields
+from shared_ref.constants import NO_PLACE
+from shared_ref.schema import FaultsFields, Plan, VerifyPlanFields, WritePlanFields
 
 
 def _buffers(plan: type[Plan], capacity: int, device: Any) -> dict[str, jax.Array]:
@@ -42,3 +43,16 @@ class WritePlan(WritePlanFields[jax.Array]):
     ) -> WritePlan:
         """A plan on `device` whose contents are unspecified. ValueError below 1."""
         return cls(**_buffers(cls, write_req_capacity, device))
+
+
+@jax.tree_util.register_dataclass
+@dataclasses.dataclass(frozen=True, kw_only=True, eq=False)
+class Faults(FaultsFields[jax.Array]):
+    """What made no sense, summed over launches (contract, section 5). To forget it, allocate another."""
+
+    @classmethod
+    def allocate(cls, *, device: jax.Device | jax.sharding.Sharding | None = None) -> Faults:
+        """No faults yet, on `device`."""
+        with jax.enable_x64(True):
+            buffer = jnp.zeros(cls.SHAPE, "int64", device=device)
+            return cls(buffer=buffer.at[:, 1].set(NO_PLACE))

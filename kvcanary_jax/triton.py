@@ -15,7 +15,9 @@ import triton
 import triton.language as tl
 
 from kvcanary_torch.kernels import configure, plan_kernel
-from shared_ref.schema import PLAN_OUTPUTS
+from shared_ref.batch import max_seq_len
+from shared_ref.constants import PADDING_ROW
+from shared_ref.schema import OPTIONAL_OUTPUTS, PLAN_OUTPUTS
 
 from .xla import Arguments, Outputs
 
@@ -37,6 +39,7 @@ def _in_place_kernel(
     bs,
     max_reqs,
     max_seq_len,
+    table_columns,
     lut_len,
     swa_window_size,
     verify_capacity,
@@ -53,10 +56,16 @@ def _in_place_kernel(
     write_offsets,
     write_seeds,
     num_valid_reqs,
+    verify_total,
+    faults,
     HAS_MAPPING: tl.constexpr,
     HAS_TOKENS: tl.constexpr,
+    HAS_TOTAL: tl.constexpr,
+    HAS_FAULTS: tl.constexpr,
     BS: tl.constexpr,
     WINDOWED: tl.constexpr,
+    PAGE: tl.constexpr,
+    PADDING_ROW: tl.constexpr,
     INDEX: tl.constexpr,
     TILE: tl.constexpr,
     UNITS: tl.constexpr,
@@ -80,10 +89,12 @@ def _in_place_kernel(
         write_offsets,
         write_seeds,
         num_valid_reqs,
+        verify_total if HAS_TOTAL else None,
+        faults if HAS_FAULTS else None,
         _typed(bs, tl.int32),
         _typed(max_reqs, tl.int64),
         _typed(max_seq_len, tl.int64),
-        _typed(max_seq_len, tl.int64),
+        _typed(table_columns, tl.int64),
         _typed(lut_len, tl.int64),
         _typed(swa_window_size, tl.int64),
         _typed(verify_capacity, tl.int64),
@@ -94,6 +105,8 @@ def _in_place_kernel(
         _typed(kv_token_id_vs_position_offset, tl.int64),
         BS,
         WINDOWED,
+        PAGE,
+        PADDING_ROW,
         INDEX,
         TILE,
         UNITS,
@@ -113,6 +126,7 @@ def _aliased_kernel(
     bs,
     max_reqs,
     max_seq_len,
+    table_columns,
     lut_len,
     swa_window_size,
     verify_capacity,
@@ -129,6 +143,8 @@ def _aliased_kernel(
     former_write_offsets,
     former_write_seeds,
     former_num_valid_reqs,
+    former_verify_total,
+    former_faults,
     slots,
     expected_tokens,
     positions,
@@ -138,10 +154,16 @@ def _aliased_kernel(
     write_offsets,
     write_seeds,
     num_valid_reqs,
+    verify_total,
+    faults,
     HAS_MAPPING: tl.constexpr,
     HAS_TOKENS: tl.constexpr,
+    HAS_TOTAL: tl.constexpr,
+    HAS_FAULTS: tl.constexpr,
     BS: tl.constexpr,
     WINDOWED: tl.constexpr,
+    PAGE: tl.constexpr,
+    PADDING_ROW: tl.constexpr,
     INDEX: tl.constexpr,
     TILE: tl.constexpr,
     UNITS: tl.constexpr,
@@ -159,6 +181,7 @@ def _aliased_kernel(
         bs,
         max_reqs,
         max_seq_len,
+        table_columns,
         lut_len,
         swa_window_size,
         verify_capacity,
@@ -175,10 +198,16 @@ def _aliased_kernel(
         write_offsets,
         write_seeds,
         num_valid_reqs,
+        verify_total,
+        faults,
         HAS_MAPPING,
         HAS_TOKENS,
+        HAS_TOTAL,
+        HAS_FAULTS,
         BS,
         WINDOWED,
+        PAGE,
+        PADDING_ROW,
         INDEX,
         TILE,
         UNITS,
@@ -191,10 +220,18 @@ def plan(arguments: Arguments) -> Outputs:
     mapping, tokens = arguments["full_to_swa_index_mapping"], arguments["req_to_verify_expected_tokens"]
     table, prefix_lens = arguments["req_to_token"], arguments["prefix_lens"]
     valid_lens = arguments["req_to_verify_expected_tokens_valid_lens"]
-    bs, (max_reqs, max_seq_len) = len(prefix_lens), table.shape
+    bs, (max_reqs, table_columns) = len(prefix_lens), table.shape
     window, capacity = arguments["swa_window_size"], arguments["verify_capacity"]
-    former = {name: arguments[name] for name in PLAN_OUTPUTS}
-    config = configure(bs, max_seq_len, window, capacity, getattr(jax.devices()[0], "core_count", 132))
+    former = {name: arguments[name] for name in (*PLAN_OUTPUTS, *OPTIONAL_OUTPUTS)}
+    config = configure(
+        bs,
+        max_seq_len(arguments),
+        window,
+        capacity,
+        getattr(jax.devices()[0], "core_count", 132),
+        arguments["page_size"],
+        arguments.get("padding_row", PADDING_ROW),
+    )
     constexprs = config._asdict()
     programs, num_warps = constexprs.pop("programs"), constexprs.pop("num_warps")
     operands = (
@@ -207,7 +244,8 @@ def plan(arguments: Arguments) -> Outputs:
         prefix_lens if tokens is None else valid_lens,
         bs,
         max_reqs,
-        max_seq_len,
+        max_seq_len(arguments),
+        table_columns,
         0 if mapping is None else len(mapping),
         window,
         capacity,
@@ -222,18 +260,29 @@ def plan(arguments: Arguments) -> Outputs:
         num_warps=num_warps,
         HAS_MAPPING=mapping is not None,
         HAS_TOKENS=tokens is not None,
+        HAS_TOTAL=former["verify_total_out"] is not None,
+        HAS_FAULTS=former["faults_out"] is not None,
         **constexprs,
     )
     if tuple(map(int, jax_triton.__version__.split(".")[:2])) < (0, 4):
         first = sum(not isinstance(operand, int) for operand in operands)
         outputs = launch(
-            *former.values(),
+            *(prefix_lens if f is None else f for f in former.values()),
             kernel=_aliased_kernel,
-            out_shape=[jax.ShapeDtypeStruct(f.shape, f.dtype) for f in former.values()],
-            input_output_aliases={first + i: i for i in range(len(former))},
+            out_shape=[_shape(f) for f in former.values()],
+            input_output_aliases={first + i: i for i, f in enumerate(former.values()) if f is not None},
         )
     else:
-        refs = [jax.new_ref(f) for f in former.values()]
-        launch(*refs, kernel=_in_place_kernel, out_type=[])
-        outputs = [jax.freeze(ref) for ref in refs]
-    return dict(zip(former, outputs, strict=True))
+        refs = [f if f is None else jax.new_ref(f) for f in former.values()]
+        launch(*(prefix_lens if r is None else r for r in refs), kernel=_in_place_kernel, out_type=[])
+        outputs = [ref if ref is None else jax.freeze(ref) for ref in refs]
+    return {name: output for name, output in zip(former, outputs, strict=True) if former[name] is not None}
+
+
+def _shape(former: jax.Array | None) -> jax.ShapeDtypeStruct:
+    """Of an output; one that is absent is memory that nobody touches."""
+    return (
+        jax.ShapeDtypeStruct((1,), "int64")
+        if former is None
+        else jax.ShapeDtypeStruct(former.shape, former.dtype)
+    )

@@ -8,6 +8,7 @@ import importlib.util
 from typing import Any
 
 from shared_ref.backends import Backend
+from shared_ref.schema import OPTIONAL_OUTPUTS
 
 
 def _version() -> str:
@@ -42,12 +43,12 @@ def _launch_on(device: str, *, verify_plan_out: Any, write_plan_out: Any, **inpu
         return cls(**{f.name: tensor(getattr(buffers, f.name)) for f in cls.fields()})
 
     plans = plan(VerifyPlan, verify_plan_out), plan(WritePlan, write_plan_out)
-    launch_canary_plan_kernels(
-        verify_plan_out=plans[0],
-        write_plan_out=plans[1],
-        **{name: tensor(value) for name, value in inputs.items()},
-    )
+    tensors = {name: tensor(value) for name, value in inputs.items()}
+    launch_canary_plan_kernels(verify_plan_out=plans[0], write_plan_out=plans[1], **tensors)
     if device != "cpu":
+        for name in OPTIONAL_OUTPUTS:
+            if inputs.get(name) is not None:
+                torch.from_numpy(inputs[name]).copy_(tensors[name])
         for filled, out in zip(plans, (verify_plan_out, write_plan_out), strict=True):
             for field in filled.fields():
                 torch.from_numpy(getattr(out, field.name)).copy_(getattr(filled, field.name))

@@ -8,12 +8,18 @@ from typing import Any
 
 import torch
 
-from shared_ref.batch import Arguments
-from shared_ref.schema import COLUMNS, LAUNCH_ENTRIES, LAUNCH_OFFSETS, LAUNCH_PLAN, Launcher
+from shared_ref.batch import Arguments, max_seq_len
+from shared_ref.constants import PADDING_ROW
+from shared_ref.schema import COLUMNS, LAUNCH_ENTRIES, LAUNCH_OFFSETS, LAUNCH_PLAN, PLAN_INTO, Launcher
 
 from .kernels import Config, configure, entries_kernel, offsets_kernel, plan_kernel
 
-_KERNELS = {LAUNCH_PLAN: plan_kernel, LAUNCH_OFFSETS: offsets_kernel, LAUNCH_ENTRIES: entries_kernel}
+_KERNELS = {
+    LAUNCH_PLAN: plan_kernel,
+    PLAN_INTO: plan_kernel,
+    LAUNCH_OFFSETS: offsets_kernel,
+    LAUNCH_ENTRIES: entries_kernel,
+}
 
 _compiled: dict[tuple, Any] = {}
 """Kernels by all that one is compiled for. Triton's own look-up takes longer than the launch."""
@@ -29,6 +35,8 @@ def recipe(launcher: Launcher, a: Arguments) -> Callable[[Arguments], None]:
         a["swa_window_size"],
         sizes["verify_capacity"],
         _multiprocessors(device),
+        a["page_size"],
+        a.get("padding_row", PADDING_ROW),
     )
     grid = (_programs(launcher, config), 1, 1)
     known = sizes | config._asdict()
@@ -38,7 +46,9 @@ def recipe(launcher: Launcher, a: Arguments) -> Callable[[Arguments], None]:
     # Every kernel takes its pointers first.
     pointers = [None if name in absent else name for name in kernel.arg_names if name not in known]
     rest = [known[name] for name in kernel.arg_names if name in known]
-    key = kernel, device, config[:-2], *pointers
+    # Those of other stacks may be int32 instead.
+    dtypes = [name and a[name].dtype for name in pointers]
+    key = kernel, device, config[:-2], *pointers, *dtypes
 
     launch = None
 
@@ -71,12 +81,11 @@ def _sizes(a: Arguments) -> dict[str, int]:
     """The kernels' integers, by name."""
     table, mapping = a["req_to_token"], a["full_to_swa_index_mapping"]
     tokens = a.get("req_to_verify_expected_tokens")
-    max_reqs, max_seq_len = table.shape
     token_rows, token_columns = (0, 0) if tokens is None else tokens.shape
     return {
         "bs": len(a["req_pool_indices"]),
-        "max_reqs": max_reqs,
-        "max_seq_len": max_seq_len,
+        "max_reqs": len(table),
+        "max_seq_len": max_seq_len(a),
         "req_to_token_stride0": table.stride(0),
         "lut_len": 0 if mapping is None else len(mapping),
         "swa_window_size": a["swa_window_size"],

@@ -13,8 +13,13 @@ same element: no atomics, no scratch, no order among programs.
 Bytes that must move for an entry: 4 of the slot table, 32 of the columns, 8 more with a mapping and 4
 more with a token table.
 
+A table's cell is a page of `PAGE` slots, which neighbouring lanes load from one address. What makes no sense
+is looked for only where a launch has `faults_out`: a program collects one flag a lane while it writes, asks
+once at its end whether one is set, and only then goes through its entries again and counts, by atomics whose
+order does not matter.
+
 Nothing specialises on a value: integers are typed and pointers are taken as they come, so the
-compilations of a kernel are its constexpr arguments' combinations.
+compilations of a kernel are its constexpr arguments' combinations, and the pointers' dtypes.
 """
 
 from __future__ import annotations
@@ -50,8 +55,17 @@ def _sum_max4(s0, a0, b0, c0, d0, s1, a1, b1, c1, d1):
 
 
 @triton.jit
-def _is_active(row, max_reqs):
-    return (row > 0) & (row < max_reqs)
+def _is_active(row, max_reqs, PADDING_ROW: tl.constexpr):
+    active = (row >= 0) & (row < max_reqs)
+    if PADDING_ROW is not None:
+        active = active & (row != PADDING_ROW)
+    return active
+
+
+@triton.jit
+def _load_int64(pointers, mask):
+    """Of int32 or int64; 0 where the mask is off."""
+    return tl.load(pointers, mask, other=0).to(tl.int64)
 
 
 @triton.jit
@@ -64,9 +78,17 @@ def _span(prefix_len, max_seq_len, swa_window_size, WINDOWED: tl.constexpr):
 
 
 @triton.jit
-def _verify_counts(row, prefix_len, max_reqs, max_seq_len, swa_window_size, WINDOWED: tl.constexpr):
+def _verify_counts(
+    row,
+    prefix_len,
+    max_reqs,
+    max_seq_len,
+    swa_window_size,
+    WINDOWED: tl.constexpr,
+    PADDING_ROW: tl.constexpr,
+):
     start, end = _span(prefix_len, max_seq_len, swa_window_size, WINDOWED)
-    return tl.where(_is_active(row, max_reqs), tl.maximum(end - start, 0), 0)
+    return tl.where(_is_active(row, max_reqs, PADDING_ROW), tl.maximum(end - start, 0), 0)
 
 
 @triton.jit
@@ -76,14 +98,132 @@ def _units(count, TILE: tl.constexpr):
 
 
 @triton.jit
-def _translate(cell, mask, mapping, lut_len):
-    """Slots of the group's own pool, int64; negative ones are sentinels and pass through."""
-    slot = cell.to(tl.int64)
-    if mapping is not None:
-        known = mask & (cell >= 0)
-        last = tl.minimum(lut_len - 1, 0x7FFFFFFF).to(tl.int32)
-        slot = tl.where(known, tl.load(mapping + tl.minimum(cell, last), known, other=0), slot)
+def _load_slots(cells, position, mask, PAGE: tl.constexpr):
+    """Untranslated slots of some positions of the rows at `cells`; -1 where the mask is off."""
+    if PAGE == 1:
+        slot = tl.load(cells + position, mask, other=-1)
+    else:
+        page = tl.load(cells + _unsigned(position) // PAGE, mask, other=-1).to(tl.int64)
+        slot = tl.where(page < 0, page, page * PAGE + (_unsigned(position) % PAGE).to(tl.int64))
     return slot
+
+
+@triton.jit
+def _load_previous_slots(cells, position, slot, mask, PAGE: tl.constexpr):
+    """`_load_slots` of the positions before, given their successors' slots; -1 before position 0."""
+    if PAGE == 1:
+        before = tl.load(cells + position - 1, mask & (position > 0), other=-1)
+    else:
+        starts_page = _unsigned(position) % PAGE == 0
+        before = _load_slots(cells, position - 1, mask & starts_page & (position > 0), PAGE)
+        before = tl.where(starts_page, before, tl.where(slot < 0, slot, slot - 1))
+    return before
+
+
+@triton.jit
+def _unsigned(position):
+    """For divisions: a shift, where the divisor allows it."""
+    return position.to(tl.uint32) if position.dtype == tl.int32 else position.to(tl.uint64)
+
+
+@triton.jit
+def _translate(slot, mask, mapping, lut_len):
+    """Slots of the group's own pool, int64; negative ones are sentinels and pass through."""
+    translated = slot.to(tl.int64)
+    if mapping is not None:
+        known = mask & (slot >= 0)
+        last = lut_len - 1
+        if slot.dtype == tl.int32:
+            last = tl.minimum(last, 0x7FFFFFFF).to(tl.int32)
+        translated = tl.where(known, _load_int64(mapping + tl.minimum(slot, last), known), translated)
+    return translated
+
+
+@triton.jit
+def _any(flags):
+    return tl.max(tl.ravel(flags.to(tl.int32)), 0) != 0
+
+
+@triton.jit
+def _add_faults(faults, KIND: tl.constexpr, count, first):
+    """To a kind's count, and to its smallest place."""
+    places = faults.to(tl.pointer_type(tl.uint64), bitcast=True)
+    tl.atomic_add(faults + 2 * KIND, count.to(tl.int64), count > 0, sem="relaxed")
+    tl.atomic_min(places + 2 * KIND + 1, first.to(tl.uint64), count > 0, sem="relaxed")
+
+
+@triton.jit
+def _count_flags(faults, KIND: tl.constexpr, flags, place):
+    count = tl.sum(tl.ravel(flags.to(tl.int32)), 0)
+    first = tl.min(tl.ravel(tl.where(flags, place, 0x7FFFFFFFFFFFFFFF)), 0)
+    _add_faults(faults, KIND, count, first)
+
+
+@triton.jit
+def _count_request_faults(
+    faults,
+    request,
+    in_batch,
+    row,
+    prefix_len,
+    extend_len,
+    max_reqs,
+    max_seq_len,
+    PADDING_ROW: tl.constexpr,
+):
+    """Kinds 0 to 3 of some requests."""
+    is_request = in_batch
+    if PADDING_ROW is not None:
+        is_request = in_batch & (row != PADDING_ROW)
+    outside = is_request & ((row < 0) | (row >= max_reqs))
+    prefix_negative = is_request & (prefix_len < 0)
+    extend_negative = is_request & (extend_len < 0)
+    exceeds = is_request & (prefix_len > max_seq_len)
+    if _any(outside | prefix_negative | extend_negative | exceeds):
+        place = request.to(tl.int64) << 48
+        _count_flags(faults, 0, outside, place)
+        _count_flags(faults, 1, prefix_negative, place)
+        _count_flags(faults, 2, extend_negative, place)
+        _count_flags(faults, 3, exceeds, place)
+
+
+@triton.jit
+def _missing_tokens(first, stop, row, valid_len, token_rows, token_columns, kv_token_id_vs_position_offset):
+    """Of each unit, positions `first` to `stop`: how many current tokens the table lacks, and the first one.
+
+    Those are the current positions before the table's first cell, and those behind its last.
+    """
+    current = tl.minimum(tl.maximum(valid_len, -(2**50)), 2**50) - kv_token_id_vs_position_offset
+    stop = tl.minimum(stop, current)
+    first_cell = -kv_token_id_vs_position_offset
+    behind = tl.maximum(first, first_cell + tl.where(row < token_rows, token_columns, 0))
+    before = tl.maximum(tl.minimum(stop, first_cell) - first, 0)
+    return before + tl.maximum(stop - behind, 0), tl.where(before > 0, first, behind)
+
+
+@triton.jit
+def _count_slot_faults(
+    faults,
+    request,
+    position,
+    slot,
+    is_entry,
+    n_missing,
+    first_missing,
+    mapping,
+    lut_len,
+    PAGE: tl.constexpr,
+):
+    """Kinds 4 to 7 of a tile's entries; without a token table nothing is missing."""
+    request = request.to(tl.int64) << 48
+    place = request[:, None] | position.to(tl.int64)
+    if mapping is not None:
+        _count_flags(faults, 4, is_entry & (slot >= lut_len), place)
+    if n_missing is not None:
+        first = tl.where(n_missing > 0, request | first_missing, 0x7FFFFFFFFFFFFFFF)
+        _add_faults(faults, 5, tl.sum(n_missing, 0), tl.min(first, 0))
+    _count_flags(faults, 6, is_entry & (slot < 0), place)
+    _count_flags(faults, 7, is_entry & (slot >= 0) & (slot < PAGE), place)
 
 
 @triton.jit
@@ -107,6 +247,8 @@ def _write_rows(
     verify_offsets,
     num_valid,
     enable,
+    verify_total,
+    faults,
     bs,
     max_reqs,
     max_seq_len,
@@ -117,30 +259,32 @@ def _write_rows(
     write_offsets_len,
     BS: tl.constexpr,
     WINDOWED: tl.constexpr,
+    PAGE: tl.constexpr,
+    PADDING_ROW: tl.constexpr,
     WRITERS: tl.constexpr,
 ):
     """Write rows of this writer's share of the requests; writer 0 writes the totals too."""
     share: tl.constexpr = BS // WRITERS
     index = writer * share + tl.arange(0, share)
     in_batch = index < bs
-    row = tl.load(req_pool_indices + index, in_batch, other=0)
-    prefix_len = tl.load(prefix_lens + index, in_batch, other=0)
-    extend_len = tl.load(extend_seq_lens + index, in_batch, other=0)
+    row = _load_int64(req_pool_indices + index, in_batch)
+    prefix_len = _load_int64(prefix_lens + index, in_batch)
+    extend_len = _load_int64(extend_seq_lens + index, in_batch)
     end = _span(prefix_len, max_seq_len, swa_window_size, WINDOWED)[1]
-    count = tl.where(_is_active(row, max_reqs), tl.maximum(extend_len, 0), 0)
+    count = tl.where(_is_active(row, max_reqs, PADDING_ROW), tl.maximum(extend_len, 0), 0)
     has_seed = (count > 0) & (end > 0)
-    cell = tl.load(req_to_token + row * req_to_token_stride0 + end - 1, has_seed, other=-1)
+    last_slot = _load_slots(req_to_token + row * req_to_token_stride0, end - 1, has_seed, PAGE)
 
     everyone = tl.arange(0, BS)
-    rows = tl.load(req_pool_indices + everyone, everyone < bs, other=0)
-    lens = tl.load(prefix_lens + everyone, everyone < bs, other=0)
-    verify_count = _verify_counts(rows, lens, max_reqs, max_seq_len, swa_window_size, WINDOWED)
+    rows = _load_int64(req_pool_indices + everyone, everyone < bs)
+    lens = _load_int64(prefix_lens + everyone, everyone < bs)
+    verify_count = _verify_counts(rows, lens, max_reqs, max_seq_len, swa_window_size, WINDOWED, PADDING_ROW)
     written_before = tl.zeros([], tl.int64)
     verified_before = tl.zeros([], tl.int64)
     if WRITERS > 1:
         before = everyone < writer * share
-        lens = tl.load(extend_seq_lens + everyone, before & (everyone < bs), other=0)
-        written = tl.where(before & _is_active(rows, max_reqs), tl.maximum(lens, 0), 0)
+        lens = _load_int64(extend_seq_lens + everyone, before & (everyone < bs))
+        written = tl.where(before & _is_active(rows, max_reqs, PADDING_ROW), tl.maximum(lens, 0), 0)
         written_before = tl.sum(written, 0)
         verified_before = tl.sum(tl.where(before, verify_count, 0), 0)
 
@@ -150,14 +294,20 @@ def _write_rows(
         zero = tl.full([share], 0, tl.int64)
         tl.store(write_offsets + first + behind, zero, first + behind < write_offsets_len)
     if verify_offsets is not None:
-        own = _verify_counts(row, prefix_len, max_reqs, max_seq_len, swa_window_size, WINDOWED)
+        own = _verify_counts(row, prefix_len, max_reqs, max_seq_len, swa_window_size, WINDOWED, PADDING_ROW)
         _store_exclusive_cumsum(verify_offsets, own, index, bs, verified_before)
     if writer == 0:
         total = tl.sum(verify_count, 0)
         tl.store(num_valid, tl.minimum(total, verify_capacity).to(tl.int32))
         tl.store(enable, (total <= verify_capacity).to(tl.int32))
         tl.store(num_valid_reqs, bs)
-    tl.store(write_seeds + index, _translate(cell, has_seed, mapping, lut_len), in_batch)
+        if verify_total is not None:
+            tl.store(verify_total, total)
+    if faults is not None:
+        _count_request_faults(
+            faults, index, in_batch, row, prefix_len, extend_len, max_reqs, max_seq_len, PADDING_ROW
+        )
+    tl.store(write_seeds + index, _translate(last_slot, has_seed, mapping, lut_len), in_batch)
 
 
 @triton.jit
@@ -196,6 +346,7 @@ def _store_units(
     expected_tokens,
     positions,
     prev_slots,
+    faults,
     max_seq_len,
     req_to_token_stride0,
     lut_len,
@@ -205,13 +356,18 @@ def _store_units(
     tokens_stride0,
     kv_token_id_vs_position_offset,
     WINDOWED: tl.constexpr,
+    PAGE: tl.constexpr,
     INDEX: tl.constexpr,
     TILE: tl.constexpr,
     UNITS: tl.constexpr,
+    COUNT: tl.constexpr,
 ):
-    """The entries of some units: one a row of the tile, given its request and its number there."""
-    row = tl.load(req_pool_indices + request, is_unit, other=0)
-    prefix_len = tl.load(prefix_lens + request, is_unit, other=0)
+    """The entries of some units: one a row of the tile, given its request and its number there.
+
+    Writes them, and returns a flag for each that is a fault, if faults are wanted; with `COUNT` counts these.
+    """
+    row = _load_int64(req_pool_indices + request, is_unit)
+    prefix_len = _load_int64(prefix_lens + request, is_unit)
     start, end = _span(prefix_len, max_seq_len, swa_window_size, WINDOWED)
     start = start.to(INDEX)[:, None]
     end = tl.where(is_unit, end, 0).to(INDEX)[:, None]
@@ -219,33 +375,147 @@ def _store_units(
     position = start + nth_entry
     entry = first_entry[:, None] + nth_entry
     is_entry = position < end
-    cells = req_to_token + (row * req_to_token_stride0)[:, None] + position
-    cell = tl.load(cells, is_entry, other=0)
-    # The mapping is gathered once a slot, and the successor's entry gets the same; only the first entry of
-    # a request looks its predecessor up. Without a mapping, reading a cell twice costs less.
-    looks_back = is_entry
-    if mapping is not None:
-        looks_back = is_entry & (position == start)
-    prev_cell = tl.load(cells - 1, looks_back & (position > 0), other=-1)
+    cells = req_to_token + (row * req_to_token_stride0)[:, None]
+    slot = _load_slots(cells, position, is_entry, PAGE)
+    n_missing = None
+    first_missing = None
     if tokens is not None:
-        valid_len = tl.maximum(tl.load(valid_lens + request, is_unit, other=0), 0)
-        known = tl.minimum(valid_len, token_columns)
-        known = tl.where(row < token_rows, known, 0) - kv_token_id_vs_position_offset
-        last: tl.constexpr = 2 ** (INDEX.primitive_bitwidth - 1) - 1
-        stop = tl.minimum(tl.maximum(known, 0), last).to(INDEX)[:, None]
-        first = tl.minimum(tl.maximum(-kv_token_id_vs_position_offset, 0), last).to(INDEX)
-        token_cells = tokens + (row * tokens_stride0 + kv_token_id_vs_position_offset)[:, None] + position
-        has_token = is_entry & (position >= first) & (position < stop)
-        token = tl.load(token_cells, has_token, other=-1).to(tl.int64)
+        valid_len = _load_int64(valid_lens + request, is_unit)
+        if faults is not None:
+            first = (start + (nth_unit * TILE)[:, None]).to(tl.int64)
+            n_missing, first_missing = _missing_tokens(
+                tl.ravel(first),
+                tl.ravel(tl.minimum(first + TILE, end.to(tl.int64))),
+                row,
+                valid_len,
+                token_rows,
+                token_columns,
+                kv_token_id_vs_position_offset,
+            )
+    odd = tl.zeros([UNITS, TILE], tl.int32)
+    if COUNT:
+        _count_slot_faults(
+            faults, request, position, slot, is_entry, n_missing, first_missing, mapping, lut_len, PAGE
+        )
     else:
-        token = tl.full([UNITS, TILE], -1, tl.int64)
-    tl.store(positions + entry, position.to(tl.int64), is_entry)
-    tl.store(expected_tokens + entry, token, is_entry)
-    slot = _translate(cell, is_entry, mapping, lut_len)
-    tl.store(slots + entry, slot, is_entry)
-    tl.store(prev_slots + entry, _translate(prev_cell, looks_back, mapping, lut_len), looks_back)
-    if mapping is not None:
-        tl.store(prev_slots + entry + 1, slot, is_entry & (position + 1 < end))
+        # The mapping is gathered once a slot, and the successor's entry gets the same; only the first entry
+        # of a request looks its predecessor up. Without a mapping, reading a cell twice costs less.
+        looks_back = is_entry
+        if mapping is not None:
+            looks_back = is_entry & (position == start)
+        prev_slot = _load_previous_slots(cells, position, slot, looks_back, PAGE)
+        if tokens is not None:
+            known = tl.minimum(tl.maximum(valid_len, 0), token_columns)
+            known = tl.where(row < token_rows, known, 0)
+            first = _clamp(-kv_token_id_vs_position_offset, INDEX)
+            stop = _clamp(known - kv_token_id_vs_position_offset, INDEX)[:, None]
+            token_cells = tokens + (row * tokens_stride0 + kv_token_id_vs_position_offset)[:, None] + position
+            has_token = is_entry & (position >= first) & (position < stop)
+            token = tl.load(token_cells, has_token, other=-1).to(tl.int64)
+        else:
+            token = tl.full([UNITS, TILE], -1, tl.int64)
+        tl.store(positions + entry, position.to(tl.int64), is_entry)
+        tl.store(expected_tokens + entry, token, is_entry)
+        own_slot = _translate(slot, is_entry, mapping, lut_len)
+        tl.store(slots + entry, own_slot, is_entry)
+        tl.store(prev_slots + entry, _translate(prev_slot, looks_back, mapping, lut_len), looks_back)
+        if mapping is not None:
+            tl.store(prev_slots + entry + 1, own_slot, is_entry & (position + 1 < end))
+        if faults is not None:
+            is_odd = slot < PAGE
+            if mapping is not None:
+                is_odd = is_odd | (slot >= lut_len)
+            odd = (is_entry & is_odd).to(tl.int32)
+            if tokens is not None:
+                odd = odd | (n_missing > 0).to(tl.int32)[:, None]  # type: ignore[operator, union-attr]
+    return odd
+
+
+@triton.jit
+def _clamp(position, INDEX: tl.constexpr):
+    """A position as `INDEX`, where only its order among positions counts."""
+    last: tl.constexpr = 2 ** (INDEX.primitive_bitwidth - 1) - 1
+    return tl.minimum(tl.maximum(position, 0), last).to(INDEX)
+
+
+@triton.jit
+def _stride(
+    unit,
+    programs,
+    n_units,
+    found,
+    first_unit,
+    first_entry,
+    last_entries,
+    last_units,
+    req_pool_indices,
+    prefix_lens,
+    req_to_token,
+    mapping,
+    tokens,
+    valid_lens,
+    slots,
+    expected_tokens,
+    positions,
+    prev_slots,
+    faults,
+    max_seq_len,
+    req_to_token_stride0,
+    lut_len,
+    swa_window_size,
+    token_rows,
+    token_columns,
+    tokens_stride0,
+    kv_token_id_vs_position_offset,
+    BS: tl.constexpr,
+    WINDOWED: tl.constexpr,
+    PAGE: tl.constexpr,
+    INDEX: tl.constexpr,
+    TILE: tl.constexpr,
+    COUNT: tl.constexpr,
+):
+    """Units from `unit` on, a grid's stride apart. Returns `_store_units`' flags."""
+    request = tl.arange(0, BS)
+    one = tl.zeros([1], tl.int32)
+    odd = tl.zeros([1, TILE], tl.int32)
+    while unit < n_units:
+        found_odd = _store_units(
+            found + one,
+            unit - first_unit + one,
+            first_entry + one,
+            one == 0,
+            req_pool_indices,
+            prefix_lens,
+            req_to_token,
+            mapping,
+            tokens,
+            valid_lens,
+            slots,
+            expected_tokens,
+            positions,
+            prev_slots,
+            faults,
+            max_seq_len,
+            req_to_token_stride0,
+            lut_len,
+            swa_window_size,
+            token_rows,
+            token_columns,
+            tokens_stride0,
+            kv_token_id_vs_position_offset,
+            WINDOWED,
+            PAGE,
+            INDEX,
+            TILE,
+            1,
+            COUNT,
+        )
+        if faults is not None:
+            odd = odd | found_odd
+        unit += programs
+        if unit < n_units:
+            found, first_unit, first_entry = _find(unit, last_entries, last_units, request)
+    return odd
 
 
 @triton.jit
@@ -262,6 +532,7 @@ def _entries(
     expected_tokens,
     positions,
     prev_slots,
+    faults,
     bs,
     max_reqs,
     max_seq_len,
@@ -275,14 +546,16 @@ def _entries(
     kv_token_id_vs_position_offset,
     BS: tl.constexpr,
     WINDOWED: tl.constexpr,
+    PAGE: tl.constexpr,
+    PADDING_ROW: tl.constexpr,
     INDEX: tl.constexpr,
     TILE: tl.constexpr,
 ):
     """One unit at a time, a grid's stride apart, if all entries of the batch fit."""
     request = tl.arange(0, BS)
-    row = tl.load(req_pool_indices + request, request < bs, other=0)
-    prefix_len = tl.load(prefix_lens + request, request < bs, other=0)
-    count = _verify_counts(row, prefix_len, max_reqs, max_seq_len, swa_window_size, WINDOWED)
+    row = _load_int64(req_pool_indices + request, request < bs)
+    prefix_len = _load_int64(prefix_lens + request, request < bs)
+    count = _verify_counts(row, prefix_len, max_reqs, max_seq_len, swa_window_size, WINDOWED, PADDING_ROW)
     last_entries, last_units = _scan(count, TILE)
     unit = program
     ended = last_units <= unit
@@ -299,39 +572,180 @@ def _entries(
         _sum_max4,
     )
     n_units = tl.where(total <= verify_capacity, n_units, 0)
-    one = tl.zeros([1], tl.int32)
-    while unit < n_units:
-        _store_units(
-            found + one,
-            unit - first_unit + one,
-            first_entry + one,
-            one == 0,
-            req_pool_indices,
-            prefix_lens,
-            req_to_token,
-            mapping,
-            tokens,
-            valid_lens,
-            slots,
-            expected_tokens,
-            positions,
-            prev_slots,
-            max_seq_len,
-            req_to_token_stride0,
-            lut_len,
-            swa_window_size,
-            token_rows,
-            token_columns,
-            tokens_stride0,
-            kv_token_id_vs_position_offset,
-            WINDOWED,
-            INDEX,
-            TILE,
-            1,
+    odd = _stride(
+        program,
+        programs,
+        n_units,
+        found,
+        first_unit,
+        first_entry,
+        last_entries,
+        last_units,
+        req_pool_indices,
+        prefix_lens,
+        req_to_token,
+        mapping,
+        tokens,
+        valid_lens,
+        slots,
+        expected_tokens,
+        positions,
+        prev_slots,
+        faults,
+        max_seq_len,
+        req_to_token_stride0,
+        lut_len,
+        swa_window_size,
+        token_rows,
+        token_columns,
+        tokens_stride0,
+        kv_token_id_vs_position_offset,
+        BS,
+        WINDOWED,
+        PAGE,
+        INDEX,
+        TILE,
+        False,
+    )
+    if faults is not None:  # noqa: SIM102 (decided while it is compiled)
+        if _any(odd):
+            _stride(
+                program,
+                programs,
+                n_units,
+                found,
+                first_unit,
+                first_entry,
+                last_entries,
+                last_units,
+                req_pool_indices,
+                prefix_lens,
+                req_to_token,
+                mapping,
+                tokens,
+                valid_lens,
+                slots,
+                expected_tokens,
+                positions,
+                prev_slots,
+                faults,
+                max_seq_len,
+                req_to_token_stride0,
+                lut_len,
+                swa_window_size,
+                token_rows,
+                token_columns,
+                tokens_stride0,
+                kv_token_id_vs_position_offset,
+                BS,
+                WINDOWED,
+                PAGE,
+                INDEX,
+                TILE,
+                True,
+            )
+
+
+@triton.jit
+def _walk(
+    unit,
+    stop,
+    found,
+    first_unit,
+    first_entry,
+    req_pool_indices,
+    prefix_lens,
+    req_to_token,
+    mapping,
+    tokens,
+    valid_lens,
+    slots,
+    expected_tokens,
+    positions,
+    prev_slots,
+    faults,
+    bs,
+    max_reqs,
+    max_seq_len,
+    req_to_token_stride0,
+    lut_len,
+    swa_window_size,
+    token_rows,
+    token_columns,
+    tokens_stride0,
+    kv_token_id_vs_position_offset,
+    WINDOWED: tl.constexpr,
+    PAGE: tl.constexpr,
+    PADDING_ROW: tl.constexpr,
+    INDEX: tl.constexpr,
+    TILE: tl.constexpr,
+    UNITS: tl.constexpr,
+    COUNT: tl.constexpr,
+):
+    """Units `unit` to `stop`, through the requests from chunk `found` on. Returns `_store_units`' flags."""
+    in_chunk = tl.arange(0, CHUNK)
+    odd = tl.zeros([UNITS, TILE], tl.int32)
+    near = found * CHUNK
+    while unit < stop:
+        near_row = _load_int64(req_pool_indices + near + in_chunk, near + in_chunk < bs)
+        near_len = _load_int64(prefix_lens + near + in_chunk, near + in_chunk < bs)
+        near_count = _verify_counts(
+            near_row, near_len, max_reqs, max_seq_len, swa_window_size, WINDOWED, PADDING_ROW
         )
-        unit += programs
-        if unit < n_units:
-            found, first_unit, first_entry = _find(unit, last_entries, last_units, request)
+        near_entries, near_units = _scan(near_count, TILE)
+        units_here, entries_here = tl.reduce((near_units, near_entries), 0, _max2)
+        first = unit - first_unit
+        last = tl.minimum(stop - first_unit, units_here)
+        for nth in range(first, last, UNITS):
+            nth_unit = nth + tl.arange(0, UNITS)
+            ended = near_units[None, :] <= nth_unit[:, None]
+            request_of, first_unit_of, first_entry_of = tl.reduce(
+                (
+                    tl.where(ended, in_chunk[None, :] + 1, 0),
+                    tl.where(ended, near_units[None, :], 0),
+                    tl.where(ended, near_entries[None, :], 0),
+                ),
+                1,
+                _max3,
+            )
+            found_odd = _store_units(
+                near + request_of,
+                nth_unit - first_unit_of,
+                first_entry + first_entry_of,
+                nth_unit < last,
+                req_pool_indices,
+                prefix_lens,
+                req_to_token,
+                mapping,
+                tokens,
+                valid_lens,
+                slots,
+                expected_tokens,
+                positions,
+                prev_slots,
+                faults,
+                max_seq_len,
+                req_to_token_stride0,
+                lut_len,
+                swa_window_size,
+                token_rows,
+                token_columns,
+                tokens_stride0,
+                kv_token_id_vs_position_offset,
+                WINDOWED,
+                PAGE,
+                INDEX,
+                TILE,
+                UNITS,
+                COUNT,
+            )
+            if faults is not None:
+                odd = odd | found_odd
+        unit = first_unit + last
+        first_unit += units_here
+        first_entry += entries_here
+        near += CHUNK
+    return odd
 
 
 @triton.jit
@@ -348,6 +762,7 @@ def _entries_of_large_batch(
     expected_tokens,
     positions,
     prev_slots,
+    faults,
     bs,
     max_reqs,
     max_seq_len,
@@ -361,6 +776,8 @@ def _entries_of_large_batch(
     kv_token_id_vs_position_offset,
     BS: tl.constexpr,
     WINDOWED: tl.constexpr,
+    PAGE: tl.constexpr,
+    PADDING_ROW: tl.constexpr,
     INDEX: tl.constexpr,
     TILE: tl.constexpr,
     UNITS: tl.constexpr,
@@ -374,9 +791,9 @@ def _entries_of_large_batch(
     chunk = tl.arange(0, CHUNKS)
     in_chunk = tl.arange(0, CHUNK)
     request = chunk[:, None] * CHUNK + in_chunk[None, :]
-    row = tl.load(req_pool_indices + request, request < bs, other=0)
-    prefix_len = tl.load(prefix_lens + request, request < bs, other=0)
-    count = _verify_counts(row, prefix_len, max_reqs, max_seq_len, swa_window_size, WINDOWED)
+    row = _load_int64(req_pool_indices + request, request < bs)
+    prefix_len = _load_int64(prefix_lens + request, request < bs)
+    count = _verify_counts(row, prefix_len, max_reqs, max_seq_len, swa_window_size, WINDOWED, PADDING_ROW)
     counts, units = tl.reduce((count, _units(count, TILE)), 1, _add2)
     total, n_units = tl.reduce((counts, units), 0, _add2)
     n_units = tl.where(total <= verify_capacity, n_units, 0)
@@ -386,32 +803,49 @@ def _entries_of_large_batch(
     if unit < stop:
         last_entries, last_units = tl.associative_scan((counts.to(tl.int32), units), 0, _add2)
         found, first_unit, first_entry = _find(unit, last_entries, last_units, chunk)
-        near = found * CHUNK
-        while unit < stop:
-            near_row = tl.load(req_pool_indices + near + in_chunk, near + in_chunk < bs, other=0)
-            near_len = tl.load(prefix_lens + near + in_chunk, near + in_chunk < bs, other=0)
-            near_count = _verify_counts(near_row, near_len, max_reqs, max_seq_len, swa_window_size, WINDOWED)
-            near_entries, near_units = _scan(near_count, TILE)
-            units_here, entries_here = tl.reduce((near_units, near_entries), 0, _max2)
-            first = unit - first_unit
-            last = tl.minimum(stop - first_unit, units_here)
-            for nth in range(first, last, UNITS):
-                nth_unit = nth + tl.arange(0, UNITS)
-                ended = near_units[None, :] <= nth_unit[:, None]
-                request_of, first_unit_of, first_entry_of = tl.reduce(
-                    (
-                        tl.where(ended, in_chunk[None, :] + 1, 0),
-                        tl.where(ended, near_units[None, :], 0),
-                        tl.where(ended, near_entries[None, :], 0),
-                    ),
-                    1,
-                    _max3,
-                )
-                _store_units(
-                    near + request_of,
-                    nth_unit - first_unit_of,
-                    first_entry + first_entry_of,
-                    nth_unit < last,
+        odd = _walk(
+            unit,
+            stop,
+            found,
+            first_unit,
+            first_entry,
+            req_pool_indices,
+            prefix_lens,
+            req_to_token,
+            mapping,
+            tokens,
+            valid_lens,
+            slots,
+            expected_tokens,
+            positions,
+            prev_slots,
+            faults,
+            bs,
+            max_reqs,
+            max_seq_len,
+            req_to_token_stride0,
+            lut_len,
+            swa_window_size,
+            token_rows,
+            token_columns,
+            tokens_stride0,
+            kv_token_id_vs_position_offset,
+            WINDOWED,
+            PAGE,
+            PADDING_ROW,
+            INDEX,
+            TILE,
+            UNITS,
+            False,
+        )
+        if faults is not None:  # noqa: SIM102 (decided while it is compiled)
+            if _any(odd):
+                _walk(
+                    unit,
+                    stop,
+                    found,
+                    first_unit,
+                    first_entry,
                     req_pool_indices,
                     prefix_lens,
                     req_to_token,
@@ -422,6 +856,9 @@ def _entries_of_large_batch(
                     expected_tokens,
                     positions,
                     prev_slots,
+                    faults,
+                    bs,
+                    max_reqs,
                     max_seq_len,
                     req_to_token_stride0,
                     lut_len,
@@ -431,14 +868,13 @@ def _entries_of_large_batch(
                     tokens_stride0,
                     kv_token_id_vs_position_offset,
                     WINDOWED,
+                    PAGE,
+                    PADDING_ROW,
                     INDEX,
                     TILE,
                     UNITS,
+                    True,
                 )
-            unit = first_unit + last
-            first_unit += units_here
-            first_entry += entries_here
-            near += CHUNK
 
 
 _INTEGERS = (
@@ -474,6 +910,8 @@ _POINTERS = (
     "out_write_offsets",
     "out_write_seed_slot_indices",
     "out_write_num_valid_reqs",
+    "verify_total_out",
+    "faults_out",
 )
 
 
@@ -505,6 +943,8 @@ def plan_kernel(
     out_write_offsets,
     out_write_seed_slot_indices,
     out_write_num_valid_reqs,
+    verify_total_out,
+    faults_out,
     bs: tl.int32,
     max_reqs: tl.int64,
     max_seq_len: tl.int64,
@@ -519,6 +959,8 @@ def plan_kernel(
     kv_token_id_vs_position_offset: tl.int64,
     BS: tl.constexpr,
     WINDOWED: tl.constexpr,
+    PAGE: tl.constexpr,
+    PADDING_ROW: tl.constexpr,
     INDEX: tl.constexpr,
     TILE: tl.constexpr,
     UNITS: tl.constexpr,
@@ -540,6 +982,8 @@ def plan_kernel(
             None,
             out_verify_num_valid,
             out_verify_enable,
+            verify_total_out,
+            faults_out,
             bs,
             max_reqs,
             max_seq_len,
@@ -550,6 +994,8 @@ def plan_kernel(
             write_offsets_len,
             BS,
             WINDOWED,
+            PAGE,
+            PADDING_ROW,
             WRITERS,
         )
     elif UNITS == 1:
@@ -566,6 +1012,7 @@ def plan_kernel(
             out_verify_expected_tokens,
             out_verify_expected_positions,
             out_verify_prev_slot_indices,
+            faults_out,
             bs,
             max_reqs,
             max_seq_len,
@@ -579,6 +1026,8 @@ def plan_kernel(
             kv_token_id_vs_position_offset,
             BS,
             WINDOWED,
+            PAGE,
+            PADDING_ROW,
             INDEX,
             TILE,
         )
@@ -596,6 +1045,7 @@ def plan_kernel(
             out_verify_expected_tokens,
             out_verify_expected_positions,
             out_verify_prev_slot_indices,
+            faults_out,
             bs,
             max_reqs,
             max_seq_len,
@@ -609,6 +1059,8 @@ def plan_kernel(
             kv_token_id_vs_position_offset,
             BS,
             WINDOWED,
+            PAGE,
+            PADDING_ROW,
             INDEX,
             TILE,
             UNITS,
@@ -628,6 +1080,8 @@ def offsets_kernel(
     out_verify_num_valid,
     out_verify_enable,
     out_write_num_valid_reqs,
+    verify_total_out,
+    faults_out,
     bs: tl.int32,
     max_reqs: tl.int64,
     max_seq_len: tl.int64,
@@ -638,6 +1092,8 @@ def offsets_kernel(
     write_offsets_len: tl.int32,
     BS: tl.constexpr,
     WINDOWED: tl.constexpr,
+    PAGE: tl.constexpr,
+    PADDING_ROW: tl.constexpr,
     WRITERS: tl.constexpr,
 ):
     """The staged launcher's first half. Grid: `WRITERS` programs."""
@@ -654,6 +1110,8 @@ def offsets_kernel(
         out_verify_offsets_scratch,
         out_verify_num_valid,
         out_verify_enable,
+        verify_total_out,
+        faults_out,
         bs,
         max_reqs,
         max_seq_len,
@@ -664,6 +1122,8 @@ def offsets_kernel(
         write_offsets_len,
         BS,
         WINDOWED,
+        PAGE,
+        PADDING_ROW,
         WRITERS,
     )
 
@@ -681,6 +1141,7 @@ def entries_kernel(
     out_verify_expected_tokens,
     out_verify_expected_positions,
     out_verify_prev_slot_indices,
+    faults_out,
     bs: tl.int32,
     max_reqs: tl.int64,
     max_seq_len: tl.int64,
@@ -694,6 +1155,8 @@ def entries_kernel(
     kv_token_id_vs_position_offset: tl.int64,
     BS: tl.constexpr,
     WINDOWED: tl.constexpr,
+    PAGE: tl.constexpr,
+    PADDING_ROW: tl.constexpr,
     INDEX: tl.constexpr,
     TILE: tl.constexpr,
     UNITS: tl.constexpr,
@@ -714,6 +1177,7 @@ def entries_kernel(
             out_verify_expected_tokens,
             out_verify_expected_positions,
             out_verify_prev_slot_indices,
+            faults_out,
             bs,
             max_reqs,
             max_seq_len,
@@ -727,6 +1191,8 @@ def entries_kernel(
             kv_token_id_vs_position_offset,
             BS,
             WINDOWED,
+            PAGE,
+            PADDING_ROW,
             INDEX,
             TILE,
         )
@@ -744,6 +1210,7 @@ def entries_kernel(
             out_verify_expected_tokens,
             out_verify_expected_positions,
             out_verify_prev_slot_indices,
+            faults_out,
             bs,
             max_reqs,
             max_seq_len,
@@ -757,6 +1224,8 @@ def entries_kernel(
             kv_token_id_vs_position_offset,
             BS,
             WINDOWED,
+            PAGE,
+            PADDING_ROW,
             INDEX,
             TILE,
             UNITS,
@@ -768,6 +1237,8 @@ class Config(NamedTuple):
 
     BS: int
     WINDOWED: bool
+    PAGE: int
+    PADDING_ROW: int | None
     INDEX: tl.dtype
     TILE: int
     UNITS: int
@@ -779,7 +1250,13 @@ class Config(NamedTuple):
 
 @functools.lru_cache(maxsize=8192)
 def configure(
-    bs: int, max_seq_len: int, swa_window_size: int, verify_capacity: int, multiprocessors: int
+    bs: int,
+    max_seq_len: int,
+    swa_window_size: int,
+    verify_capacity: int,
+    multiprocessors: int,
+    page_size: int = 1,
+    padding_row: int | None = 0,
 ) -> Config:
     """The launch of a batch on a GPU, from sizes alone: no value of a tensor is known.
 
@@ -797,6 +1274,8 @@ def configure(
     return Config(
         BS=padded,
         WINDOWED=swa_window_size > 0,
+        PAGE=page_size,
+        PADDING_ROW=padding_row,
         # Positions of a last tile may pass the table's end before they are masked.
         INDEX=tl.int32 if max_seq_len < 2**31 - tile else tl.int64,
         TILE=tile,

@@ -8,7 +8,7 @@ from typing import Any
 import torch
 
 from shared_ref import reference
-from shared_ref.schema import LAUNCH_ENTRIES, LAUNCH_OFFSETS, LAUNCH_PLAN, Launcher
+from shared_ref.schema import LAUNCH_ENTRIES, LAUNCH_OFFSETS, LAUNCH_PLAN, PLAN_INTO, Launcher
 from shared_ref.validation import ArrayInfo, Framework, check, fail
 
 
@@ -30,6 +30,7 @@ TORCH = Framework("torch.Tensor", torch.Tensor, _describe, _key)
 
 _ON_CPU: Mapping[Launcher, Callable[[Mapping[str, Any]], None]] = {
     LAUNCH_PLAN: reference.fill_plan,
+    PLAN_INTO: reference.fill_plan,
     LAUNCH_OFFSETS: reference.fill_offsets,
     LAUNCH_ENTRIES: reference.fill_entries,
 }
@@ -71,9 +72,9 @@ _LIBRARY = torch.library.Library("kvcanary", "DEF")
 
 def _define_op(launcher: Launcher) -> Any:
     """The launcher as a custom op, for `torch.compile`: eager calls do not pay for its dispatch."""
-    outputs = iter("abcdefghijklmnop")
+    aliases = iter("abcdefghijklmnop")
     parameters = [
-        f"Tensor({next(outputs)}!) {t.name}" if t.output else f"Tensor{'?' if t.optional else ''} {t.name}"
+        f"Tensor{f'({next(aliases)}!)' if t.output else ''}{'?' if t.optional else ''} {t.name}"
         for t in launcher.tensors
     ]
     parameters += [f"int{'?' if i.optional else ''} {i.name}" for i in launcher.integers]

@@ -20,6 +20,7 @@ class Request:
 
     index: int
     row: int
+    is_padding: bool
     prefix_len: int
     """As given, possibly negative or past the table."""
     extend_len: int
@@ -59,9 +60,26 @@ class Request:
         return low - offset - self.start, table[self.row, low : max(low, high)]
 
 
+def max_seq_len(arguments: Arguments) -> int:
+    """Positions of a row: `page_size` for each of its cells."""
+    return arguments["req_to_token"].shape[1] * arguments.get("page_size", 1)
+
+
+def cells(arguments: Arguments, row: int, first: int, stop: int) -> np.ndarray:
+    """The slots of some positions of a row that the table has, untranslated, int64."""
+    table, page_size = arguments["req_to_token"], arguments.get("page_size", 1)
+    if page_size == 1 or first >= stop:
+        return table[row, first:stop].astype(np.int64)
+    positions = np.arange(first, stop)
+    pages = table[row, first // page_size : (stop - 1) // page_size + 1].astype(np.int64)
+    page = pages[positions // page_size - first // page_size]
+    return np.where(page < 0, page, page * page_size + positions % page_size)
+
+
 def requests(arguments: Arguments) -> list[Request]:
     """The batch, in order. A launcher without `extend_seq_lens` writes nothing."""
-    max_reqs, max_seq_len = arguments["req_to_token"].shape
+    max_reqs, positions = len(arguments["req_to_token"]), max_seq_len(arguments)
+    padding_row = arguments.get("padding_row", PADDING_ROW)
     window = arguments["swa_window_size"]
     prefix_lens = arguments["prefix_lens"].tolist()
     extend_lens = (
@@ -74,11 +92,12 @@ def requests(arguments: Arguments) -> list[Request]:
             Request(
                 index=index,
                 row=row,
+                is_padding=row == padding_row,
                 prefix_len=prefix_lens[index],
                 extend_len=extend_lens[index],
-                active=row != PADDING_ROW and 0 <= row < max_reqs,
+                active=row != padding_row and 0 <= row < max_reqs,
                 start=max(prefix_len - window, 0) if window > 0 else 0,
-                end=min(prefix_len, max_seq_len),
+                end=min(prefix_len, positions),
             )
         )
     return batch

@@ -17,3 +17,24 @@ NO_SLOT = -1
 
 NO_TOKEN = -1
 """Expected token that means "do not check"."""
+
+MOST_POSITIONS = 2**48
+"""Most positions that a row of `req_to_token` may have: a fault's place holds 48 bits of one."""
+
+FAULT_KINDS = (
+    "row_outside",
+    "prefix_negative",
+    "extend_negative",
+    "prefix_exceeds",
+    "slot_outside",
+    "token_outside",
+    "slot_negative",
+    "slot_dummy",
+)
+"""What the rows of `faults_out` count, by index; the last two are no errors (section 5)."""
+
+FAULT_POSITION_BITS = 48
+"""A fault's place is `request << 48 | position`."""
+
+NO_PLACE = -1
+"""Place of a kind that was not found: as unsigned, greater than any other."""

@@ -1,10 +1,11 @@
-"""Plans whose buffers are numpy arrays (contract, section 3)."""
+"""Plans and faults whose buffers are numpy arrays (contract, sections 3 and 5)."""
 
 from __future__ import annotations
 
 import numpy as np
 
-from .schema import Plan, VerifyPlanFields, WritePlanFields
+from .constants import NO_PLACE
+from .schema import FaultsFields, Plan, VerifyPlanFields, WritePlanFields
 
 
 def _buffers(plan: type[Plan], capacity: int) -> dict[str, np.ndarray]:
@@ -30,3 +31,18 @@ class WritePlan(WritePlanFields[np.ndarray]):
     def allocate(cls, *, write_req_capacity: int) -> WritePlan:
         """A plan whose contents are unspecified. ValueError below 1."""
         return cls(**_buffers(cls, write_req_capacity))
+
+
+class Faults(FaultsFields[np.ndarray]):
+    """What made no sense, summed over launches (contract, section 5)."""
+
+    @classmethod
+    def allocate(cls) -> Faults:
+        """No faults yet."""
+        faults = cls(buffer=np.empty(cls.SHAPE, np.int64))
+        faults.reset_()
+        return faults
+
+    def reset_(self) -> None:
+        """Forget what was found."""
+        self.buffer[:] = 0, NO_PLACE

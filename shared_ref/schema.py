@@ -11,7 +11,7 @@ import enum
 import functools
 from typing import Any, ClassVar, Generic, NamedTuple, TypeVar
 
-from .constants import VERIFY_OFFSETS_SCRATCH_LEN
+from .constants import FAULT_KINDS, VERIFY_OFFSETS_SCRATCH_LEN
 
 Array = TypeVar("Array")
 
@@ -92,6 +92,17 @@ class WritePlanFields(Plan, Generic[Array]):
     write_num_valid_reqs: Array = _buffer("int32", Length.ONE, "out_write_num_valid_reqs")
 
 
+@dataclasses.dataclass(frozen=True, kw_only=True, eq=False)
+class FaultsFields(Generic[Array]):
+    """What made no sense, summed over launches until it is reset (section 5)."""
+
+    SHAPE: ClassVar[tuple[int, int]] = (len(FAULT_KINDS), 2)
+    """A row a kind: how many were found, and the smallest place of one."""
+
+    buffer: Array
+    """int64, of `SHAPE`."""
+
+
 class Tensor(NamedTuple):
     """A launcher's tensor argument: what section 6 checks of it."""
 
@@ -100,9 +111,17 @@ class Tensor(NamedTuple):
     ndim: int = 1
     length: str | int | None = None
     """What dimension 0 must be: a number, or the name of a quantity of the call; None: anything."""
+    columns: int | None = None
+    """What dimension 1 must be, of a matrix without gaps; None for a table, whose rows may be apart."""
     at_least: bool = False
+    or_int32: bool = False
+    """Whether int32 will do as well."""
     optional: bool = False
     output: bool = False
+
+    @property
+    def is_table(self) -> bool:
+        return self.ndim == 2 and self.columns is None
 
 
 class Integer(NamedTuple):
@@ -110,6 +129,7 @@ class Integer(NamedTuple):
 
     name: str
     optional: bool = False
+    """Whether it may be None."""
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
@@ -170,14 +190,26 @@ COLUMNS = tuple(f.argument for f in VerifyPlanFields.fields() if f.length is Len
 PLAN_INPUTS = tuple(_INPUTS)
 """The tensors a plan is built from, by name, in signature order."""
 
+_TOTAL = Tensor("verify_total_out", "int64", length=1, optional=True, output=True)
+_FAULTS = Tensor(
+    "faults_out", "int64", ndim=2, length=len(FAULT_KINDS), columns=2, optional=True, output=True
+)
+OPTIONAL_OUTPUTS = (_TOTAL.name, _FAULTS.name)
+"""What a launch writes beside the plans if it is given, in signature order."""
+
 _SCRATCH = Tensor(
     "out_verify_offsets_scratch", "int64", length=VERIFY_OFFSETS_SCRATCH_LEN, at_least=True, output=True
 )
 
 LAUNCH_PLAN = Launcher(
     "launch_canary_plan_kernels",
-    (*VERIFY_OUTPUTS.values(), *WRITE_OUTPUTS.values(), *_INPUTS.values()),
-    (Integer("swa_window_size"), Integer("verify_capacity"), Integer("kv_token_id_vs_position_offset")),
+    (*VERIFY_OUTPUTS.values(), *WRITE_OUTPUTS.values(), *_INPUTS.values(), _TOTAL, _FAULTS),
+    (
+        Integer("swa_window_size"),
+        Integer("verify_capacity"),
+        Integer("kv_token_id_vs_position_offset"),
+        Integer("page_size"),
+    ),
     device_reference="out_verify_slot_indices",
 )
 LAUNCH_OFFSETS = Launcher(
@@ -192,6 +224,8 @@ LAUNCH_OFFSETS = Launcher(
         VERIFY_OUTPUTS["out_verify_num_valid"],
         VERIFY_OUTPUTS["out_verify_enable"],
         WRITE_OUTPUTS["out_write_num_valid_reqs"],
+        _TOTAL,
+        _FAULTS,
     ),
     (
         Integer("swa_window_size"),
@@ -199,6 +233,7 @@ LAUNCH_OFFSETS = Launcher(
         Integer("req_to_token_stride0", optional=True),
         Integer("write_offsets_len", optional=True),
         Integer("write_req_capacity", optional=True),
+        Integer("page_size"),
     ),
     device_reference="out_verify_offsets_scratch",
 )
@@ -210,20 +245,38 @@ LAUNCH_ENTRIES = Launcher(
         VERIFY_OUTPUTS["out_verify_enable"]._replace(name="verify_enable", output=False),
         *_inputs("req_to_verify_expected_tokens", "req_to_verify_expected_tokens_valid_lens"),
         *(VERIFY_OUTPUTS[name] for name in COLUMNS),
+        _FAULTS,
     ),
-    (Integer("kv_token_id_vs_position_offset"), Integer("swa_window_size")),
+    (Integer("kv_token_id_vs_position_offset"), Integer("swa_window_size"), Integer("page_size")),
     device_reference="verify_offsets_scratch",
 )
 
+_PLAN_INPUTS = tuple(t._replace(or_int32=t.dtype == "int64") for t in _INPUTS.values())
+
+
+def _plan_integers(*, optional: bool) -> tuple[Integer, ...]:
+    return (
+        Integer("swa_window_size"),
+        Integer("verify_capacity", optional),
+        Integer("write_req_capacity", optional),
+        Integer("kv_token_id_vs_position_offset"),
+        Integer("page_size"),
+        Integer("padding_row", optional=True),
+    )
+
+
 PLAN = Launcher(
     "plan",
-    tuple(_INPUTS.values()),
-    (
-        Integer("swa_window_size"),
-        Integer("verify_capacity"),
-        Integer("write_req_capacity"),
-        Integer("kv_token_id_vs_position_offset"),
-    ),
+    (*_PLAN_INPUTS, _TOTAL, _FAULTS),
+    _plan_integers(optional=False),
     device_reference="req_pool_indices",
 )
-"""The idiomatic form: no plans to fill, their capacities instead (section 7)."""
+"""The idiomatic form, which makes the plans itself and takes other stacks' rows and dtypes (section 7)."""
+
+PLAN_INTO = Launcher(
+    "plan",
+    (*_PLAN_INPUTS, *VERIFY_OUTPUTS.values(), *WRITE_OUTPUTS.values(), _TOTAL, _FAULTS),
+    _plan_integers(optional=True),
+    device_reference="req_pool_indices",
+)
+"""The same with `out=`: plans that are there already say their capacities."""

@@ -13,13 +13,14 @@ from typing import Any, NamedTuple, NoReturn
 
 import numpy as np
 
-from .constants import PLAN_BS_BLOCK_SIZE
+from .constants import MOST_POSITIONS, PLAN_BS_BLOCK_SIZE
 from .schema import (
     COLUMNS,
     LAUNCH_ENTRIES,
     LAUNCH_OFFSETS,
     LAUNCH_PLAN,
     PLAN,
+    PLAN_INTO,
     Integer,
     Launcher,
     Tensor,
@@ -80,6 +81,11 @@ def plan_arguments(verify_plan: object, write_plan: object) -> dict[str, object]
     arguments = {argument: getattr(verify_plan, name, None) for argument, name in _BUFFERS[0]}
     arguments.update({argument: getattr(write_plan, name, None) for argument, name in _BUFFERS[1]})
     return arguments
+
+
+def faults_buffer(faults_out: Any) -> Any:
+    """The array of a `faults_out` argument, which may be a `Faults` of any framework."""
+    return getattr(faults_out, "buffer", faults_out)
 
 
 def check(launcher: Launcher, framework: Framework, arguments: Mapping[str, Any]) -> Checked:
@@ -147,7 +153,8 @@ class _Call:
 
     def tensors(self, launcher: Launcher) -> list[tuple[Tensor, ArrayInfo]]:
         """The arguments of a launcher that this call has, in its order."""
-        return [(t, self.infos[t.name]) for t in launcher.tensors if t.name in self.infos]
+        own = {t.name: t for t in self.launcher.tensors}
+        return [(own[t.name], self.infos[t.name]) for t in launcher.tensors if t.name in self.infos]
 
     def quantity(self, name: str) -> float | None:
         """A number that rules speak of; None where the tensor it comes from lacks the dimension."""
@@ -155,7 +162,7 @@ class _Call:
             return self.given[name]
         if name == "req_to_token_stride0":
             return _row_stride(self.infos["req_to_token"])
-        info = self.infos.get(_LENGTH_OF[name])
+        info = self.infos.get(_LENGTH_OF.get(name, ""))
         return info.shape[0] if info is not None and info.shape else None
 
 
@@ -163,6 +170,7 @@ _LENGTH_OF = {
     "bs": "req_pool_indices",
     "write_offsets_len": "out_write_offsets",
     "write_req_capacity": "out_write_seed_slot_indices",
+    "verify_capacity": COLUMNS[0],
     "verify_columns_len": COLUMNS[0],
     "lut_len": "full_to_swa_index_mapping",
 }
@@ -199,6 +207,7 @@ def _offsets_rules(call: _Call) -> _Messages:
     yield from _positive(call, "write_offsets_len")
     yield from _non_negative(call, "write_req_capacity", "verify_capacity")
     yield from _positive(call, "req_to_token_stride0")
+    yield from _positive(call, "page_size")
     yield from _mapping_length(call)
     yield from _shapes(call, tensors)
     offsets_len, capacity = call.quantity("write_offsets_len"), call.quantity("write_req_capacity")
@@ -211,6 +220,7 @@ def _offsets_rules(call: _Call) -> _Messages:
     if given is not None and actual is not None and given != actual:
         yield f"req_to_token_stride0={given} does not match req_to_token.stride(0)={actual}"
     yield from _row_strides(tensors)
+    yield from _positions(call)
     yield from _writable(tensors)
     yield from _devices(call, tensors)
 
@@ -223,9 +233,11 @@ def _entries_rules(call: _Call) -> _Messages:
     yield from _contiguity(tensors)
     yield from _dtypes(tensors, call.framework)
     yield from _batch_size(call, "entries")
+    yield from _positive(call, "page_size")
     yield from _mapping_length(call)
     yield from _shapes(call, tensors)
     yield from _row_strides(tensors)
+    yield from _positions(call)
     yield from _writable(tensors)
     yield from _devices(call, tensors)
 
@@ -243,16 +255,12 @@ def _non_negative(call: _Call, *names: str) -> _Messages:
             yield f"{name} must be non-negative, got {n}"
 
 
-def _plan_form_rules(call: _Call) -> _Messages:
-    yield from _non_negative(call, "verify_capacity", "write_req_capacity")
-    yield from _devices(call, call.tensors(PLAN))
-
-
 _RULES: dict[Launcher, Callable[[_Call], _Messages]] = {
     LAUNCH_PLAN: _plan_rules,
     LAUNCH_OFFSETS: _offsets_rules,
     LAUNCH_ENTRIES: _entries_rules,
-    PLAN: _plan_form_rules,
+    PLAN: _plan_rules,
+    PLAN_INTO: _plan_rules,
 }
 
 
@@ -260,9 +268,9 @@ def _contiguity(tensors: _Tensors) -> _Messages:
     for tensor, info in tensors:
         if info.strides is None:
             continue
-        if tensor.ndim == 1 and not _is_contiguous(info):
+        if not tensor.is_table and not _is_contiguous(info):
             yield f"{tensor.name} must be contiguous"
-        if tensor.ndim == 2 and len(info.shape) == 2 and not _has_unit_columns(info):
+        if tensor.is_table and len(info.shape) == 2 and not _has_unit_columns(info):
             yield f"{tensor.name} must have unit stride along dim 1, got strides {info.strides}"
 
 
@@ -285,7 +293,7 @@ def _has_unit_columns(info: ArrayInfo) -> bool:
 def _dtypes(tensors: _Tensors, framework: Framework) -> _Messages:
     for tensor, info in tensors:
         name = str(info.dtype).rpartition(".")[2]
-        if name != tensor.dtype:
+        if name != tensor.dtype and not (tensor.or_int32 and name == "int32"):
             hint = framework.dtype_hint(tensor.dtype, name)
             yield f"{tensor.name} must have dtype {tensor.dtype}, got {name}{hint}"
 
@@ -310,6 +318,8 @@ def _shapes(call: _Call, tensors: _Tensors) -> _Messages:
         got = info.shape[0]
         if n is not None and (got < n if tensor.at_least else got != n):
             yield f"{tensor.name} length must be {'>= ' if tensor.at_least else ''}{n}, got {got}"
+        if tensor.columns is not None and info.shape[1] != tensor.columns:
+            yield f"{tensor.name} must have {tensor.columns} columns, got {info.shape[1]}"
 
 
 def _row_stride(info: ArrayInfo) -> float | None:
@@ -325,8 +335,17 @@ def _row_stride(info: ArrayInfo) -> float | None:
 def _row_strides(tensors: _Tensors) -> _Messages:
     for tensor, info in tensors:
         stride = _row_stride(info)
-        if tensor.ndim == 2 and stride is not None and stride < info.shape[1]:
+        if tensor.is_table and stride is not None and stride < info.shape[1]:
             yield f"{tensor.name} row stride must be at least {info.shape[1]}, got {stride}"
+
+
+def _positions(call: _Call) -> _Messages:
+    table, page_size = call.infos["req_to_token"], call.given["page_size"]
+    if len(table.shape) == 2 and page_size is not None and table.shape[1] * page_size > MOST_POSITIONS:
+        yield (
+            f"req_to_token of {table.shape[1]} columns with page_size={page_size} "
+            f"has more than 2**{MOST_POSITIONS.bit_length() - 1} positions"
+        )
 
 
 def _writable(tensors: _Tensors) -> _Messages:

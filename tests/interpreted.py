@@ -98,7 +98,7 @@ def _innermost(error: BaseException) -> str:
 def plan(case: Case, cut: Cut) -> Plans:
     """The plans after `plan_kernel`."""
     plans = case.before.copy()
-    outputs = plan_arguments(plans.verify, plans.write)
+    outputs = plan_arguments(plans.verify, plans.write) | plans.extras
     values = _values(case.inputs, cut) | outputs
     values["write_offsets_len"] = len(outputs["out_write_offsets"])
     _launch("plan_kernel", cut.writers + cut.programs, values, outputs)
@@ -159,7 +159,7 @@ def staged(case: Case, cut: Cut, enable: int | None = None) -> tuple[dict[str, n
 
 def _staged(case: Case, offsets: Any, entries: Any, cut: Cut | None, enable: int | None) -> dict:
     plans = case.before.copy()
-    outputs = plan_arguments(plans.verify, plans.write)
+    outputs = plan_arguments(plans.verify, plans.write) | plans.extras
     outputs["out_verify_offsets_scratch"] = np.full(SCRATCH_LEN, SCRATCH_POISON)
     arguments = case.inputs.keywords() | outputs
     more = {} if cut is None else {"cut": cut}
@@ -178,8 +178,8 @@ def _of(launcher: Launcher, arguments: dict[str, Any]) -> dict[str, Any]:
 
 
 def _offsets_kernel(cut: Cut, **arguments: Any) -> None:
-    inputs = types.SimpleNamespace(**arguments | dict.fromkeys(_TOKENS))
-    outputs = {t.name: arguments[t.name] for t in LAUNCH_OFFSETS.tensors if t.output}
+    inputs = types.SimpleNamespace(**{"page_size": 1} | arguments | dict.fromkeys(_TOKENS))
+    outputs = {t.name: arguments[t.name] for t in LAUNCH_OFFSETS.tensors if t.output and t.name in arguments}
     values = arguments | _values(inputs, cut) | outputs
     values["write_offsets_len"] = len(outputs["out_write_offsets"])
     _launch("offsets_kernel", cut.writers, values, outputs)
@@ -187,9 +187,14 @@ def _offsets_kernel(cut: Cut, **arguments: Any) -> None:
 
 def _entries_kernel(cut: Cut, **arguments: Any) -> None:
     capacity = len(arguments[COLUMNS[0]])
-    inputs = types.SimpleNamespace(**arguments, extend_seq_lens=None, verify_capacity=capacity)
-    outputs = {name: arguments[name] for name in COLUMNS}
-    _launch("entries_kernel", cut.programs, arguments | _values(inputs, cut) | outputs, outputs)
+    inputs = {"page_size": 1, "extend_seq_lens": None, "verify_capacity": capacity} | arguments
+    outputs = {t.name: arguments[t.name] for t in LAUNCH_ENTRIES.tensors if t.output and t.name in arguments}
+    _launch(
+        "entries_kernel",
+        cut.programs,
+        arguments | _values(types.SimpleNamespace(**inputs), cut) | outputs,
+        outputs,
+    )
 
 
 _TOKENS = (
@@ -209,7 +214,10 @@ def _values(inputs: Any, cut: Cut) -> dict[str, Any]:
     valid_lens = inputs.req_to_verify_expected_tokens_valid_lens
     if tokens is not None and cut.gap:
         tokens = _spread(tokens, cut.gap + 1)
+    max_seq_len = table.shape[1] * inputs.page_size
     return {
+        "verify_total_out": None,
+        "faults_out": None,
         "req_pool_indices": inputs.req_pool_indices,
         "prefix_lens": inputs.prefix_lens,
         "extend_seq_lens": inputs.extend_seq_lens,
@@ -219,7 +227,7 @@ def _values(inputs: Any, cut: Cut) -> dict[str, Any]:
         "req_to_verify_expected_tokens_valid_lens": None if tokens is None else valid_lens,
         "bs": bs,
         "max_reqs": table.shape[0],
-        "max_seq_len": table.shape[1],
+        "max_seq_len": max_seq_len,
         "req_to_token_stride0": table.strides[0] // 4,
         "lut_len": 0 if mapping is None else len(mapping),
         "swa_window_size": inputs.swa_window_size,
@@ -230,7 +238,9 @@ def _values(inputs: Any, cut: Cut) -> dict[str, Any]:
         "kv_token_id_vs_position_offset": inputs.kv_token_id_vs_position_offset,
         "BS": max(triton.next_power_of_2(max(bs, 1)), cut.least_bs),
         "WINDOWED": inputs.swa_window_size > 0,
-        "INDEX": getattr(tl, cut.index),
+        "PAGE": inputs.page_size,
+        "PADDING_ROW": 0,
+        "INDEX": getattr(tl, cut.index if max_seq_len < 2**31 - cut.tile else "int64"),
         "TILE": cut.tile,
         "UNITS": cut.units,
         "WRITERS": cut.writers,
@@ -319,6 +329,15 @@ class _Memory:
             stored_by[elements] = program
         assert known.all(), f"{np.sum(~known)} stores to outside the outputs"
 
+    def add(self, addresses: np.ndarray, mask: np.ndarray) -> None:
+        """An atomic: by any programs, but to outputs of two dimensions alone."""
+        wanted = _chosen(addresses, mask)
+        known = np.zeros(wanted.shape, bool)
+        for array in self.outputs:
+            if array.ndim == 2:
+                known |= _is_cell(wanted - array.ctypes.data, array)
+        assert known.all(), f"{np.sum(~known)} atomics to outside the faults"
+
 
 def _chosen(addresses: np.ndarray, mask: np.ndarray) -> np.ndarray:
     addresses, mask = np.broadcast_arrays(addresses, mask)
@@ -348,6 +367,7 @@ def _prepare_interpreter() -> None:
 
     builder = interpreter.InterpreterBuilder
     load, store = builder.create_masked_load, builder.create_masked_store
+    atomic = builder.create_atomic_rmw
 
     def checked_load(self: Any, pointers: Any, mask: Any, *more: Any, **options: Any) -> Any:
         if _Memory.current is not None:
@@ -359,7 +379,13 @@ def _prepare_interpreter() -> None:
             _Memory.current.store(pointers.data, mask.data, self.grid_idx[0])
         return store(self, pointers, value, mask, *more, **options)
 
+    def checked_atomic(self: Any, operation: Any, pointers: Any, value: Any, mask: Any, *more: Any) -> Any:
+        if _Memory.current is not None:
+            _Memory.current.add(pointers.data, mask.data)
+        return atomic(self, operation, pointers, value, mask, *more)
+
     builder.create_masked_load, builder.create_masked_store = checked_load, checked_store
+    builder.create_atomic_rmw = checked_atomic
     interpreter.ReduceOps.generic_reduce = _reduce
     interpreter.ScanOps.generic_scan = _scan
     executor = interpreter.GridExecutor

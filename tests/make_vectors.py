@@ -22,6 +22,7 @@ sys.path.insert(0, str(Path(__file__).parents[1]))
 import numpy as np
 import oracle
 
+from shared_ref.conformance.case import EXTRAS
 from shared_ref.conformance.golden import (
     Arrays,
     Vector,
@@ -56,7 +57,8 @@ class Launch:
         self.launcher, self.call = definition.launcher, definition.arguments
         self.before, self.expected = definition.before, expected
         self.bs = len(self.call["req_pool_indices"])
-        self.max_reqs, self.max_seq_len = self.call["req_to_token"].shape
+        self.max_reqs, self.max_seq_len = oracle.table_size(self.call)
+        self.page_size = self.call.get("page_size", 1)
         self.window, self.mapping = self.call["swa_window_size"], self.call["full_to_swa_index_mapping"]
         self.tokens = self.call.get("req_to_verify_expected_tokens")
         self.requests = [oracle.Numbers(r, self.call) for r in range(self.bs)]
@@ -67,12 +69,13 @@ class Launch:
         columns = self.before.get("verify_slot_indices", self.before.get("out_verify_slot_indices"))
         self.capacity = len(columns) if columns is not None else self.call["verify_capacity"]
         self.fits = self.total <= self.capacity
+        self.former_faults, self.faults = (b.get("faults_out") for b in (self.before, expected))
         self.write_rows = len(
             self.before.get("write_seed_slot_indices", self.before.get("out_write_seed_slot_indices", ()))
         )
 
     def slot(self, row: int, position: int) -> int:
-        return oracle.cell(self.call["req_to_token"], row, position)
+        return oracle.slot_at(row, position, self.call)
 
     @functools.cached_property
     def entries(self) -> list[Entry]:
@@ -104,6 +107,21 @@ class Launch:
     def is_past(self, slot: int) -> bool:
         return self.mapping is not None and slot >= len(self.mapping)
 
+    def counts(self, kind: int) -> bool:
+        """Whether the launch has added to a kind of `faults_out`."""
+        return self.faults is not None and self.faults[kind, 0] != self.former_faults[kind, 0]
+
+    def places(self) -> list[tuple[int, int]]:
+        """Former and new place, unsigned, of each kind that it has added to."""
+        return [
+            tuple(oracle.unsigned(int(faults[k, 1])) for faults in (self.former_faults, self.faults))
+            for k in range(8)
+            if self.counts(k)
+        ]
+
+    def has_bad_entries(self) -> bool:
+        return any(True for r in range(self.bs) for _ in oracle.of_entries(r, self.call))
+
 
 def positions(r: oracle.Numbers) -> range:
     return range(r.start, r.end) if r.active else range(0)
@@ -132,6 +150,14 @@ def some_request(holds: Callable[[oracle.Numbers, Launch], bool]) -> Predicate:
     return of_plan(lambda launch: any(holds(r, launch) for r in launch.requests))
 
 
+def in_pages(holds: Callable[[Entry, Launch], bool]) -> Predicate:
+    return some_entry(lambda entry, launch: launch.page_size > 1 and holds(entry, launch))
+
+
+def counts(kind: int) -> Predicate:
+    return of_plan(lambda launch: launch.counts(kind))
+
+
 def is_strided(table: np.ndarray | None) -> bool:
     return table is not None and not table.flags.c_contiguous
 
@@ -140,6 +166,10 @@ RULES: dict[str, tuple[str, Predicate]] = {
     "2.strides": (
         "req_to_token and req_to_verify_expected_tokens may be row-strided",
         of_plan(lambda x: is_strided(x.call["req_to_token"]) and is_strided(x.tokens)),
+    ),
+    "2.page-size": (
+        "a cell of req_to_token is a page of page_size slots",
+        of_plan(lambda x: x.page_size > 1),
     ),
     "4.active.padding": (
         "row 0 is a padding request: no entries, no write_count, seed -1",
@@ -192,6 +222,42 @@ RULES: dict[str, tuple[str, Predicate]] = {
     "4.translate.without-window": (
         "a mapping translates even where swa_window_size <= 0",
         some_entry(lambda e, x: x.mapping is not None and x.window <= 0),
+    ),
+    "4.cell.page": (
+        "cell(row, p) is c * page_size + p % page_size, c the cell of p // page_size",
+        in_pages(lambda e, x: e.slot >= x.page_size and e.position % x.page_size > 0),
+    ),
+    "4.cell.border": (
+        "the predecessor of a page's first position is in the page before",
+        in_pages(lambda e, x: e.position > e.request.start and e.position % x.page_size == 0),
+    ),
+    "4.cell.window": (
+        "a window may begin inside a page, or on its border",
+        in_pages(lambda e, x: 0 < e.position == e.request.start),
+    ),
+    "4.cell.sentinel": (
+        "a negative cell is the slot of every position of its page",
+        in_pages(lambda e, x: e.slot < 0 and e.position % x.page_size > 0),
+    ),
+    "4.cell.dummy": (
+        "page 0 has slots like any page",
+        in_pages(lambda e, x: 0 < e.slot < x.page_size),
+    ),
+    "4.cell.past": (
+        "a page may lie across the end of the mapping",
+        in_pages(lambda e, x: x.is_past(e.slot) and not x.is_past(e.slot - e.position % x.page_size)),
+    ),
+    "4.cell.seed": (
+        "a seed may lie inside a page",
+        some_request(lambda r, x: r.has_seed and r.end % x.page_size > 0),
+    ),
+    "4.cell.tokens": (
+        "the token table has no pages",
+        in_pages(lambda e, x: e.token >= 0 and e.q >= len(x.call["req_to_token"][0])),
+    ),
+    "4.cell.wide": (
+        "positions and slots need 64 bits",
+        in_pages(lambda e, x: e.position >= 2**32 and e.slot >= 2**32),
     ),
     "4.entries.batch-order": (
         "requests in batch order",
@@ -246,6 +312,18 @@ RULES: dict[str, tuple[str, Predicate]] = {
     "4.num-valid": (
         "verify_num_valid is min(total, verify_capacity)",
         of_plan(lambda x: 0 < x.capacity < x.total),
+    ),
+    "4.total": (
+        "verify_total_out is total",
+        of_plan(lambda x: "verify_total_out" in x.expected and 0 < x.total <= x.capacity),
+    ),
+    "4.total.overflow": (
+        "verify_total_out is total where that is above verify_capacity, too",
+        of_plan(lambda x: "verify_total_out" in x.expected and x.total > x.capacity),
+    ),
+    "4.total.wide": (
+        "the total is 64 bits wide",
+        of_plan(lambda x: "verify_total_out" in x.expected and x.total >= 2**31),
     ),
     "4.tail": (
         "with enable 1 the columns behind the entries are left as they were",
@@ -338,6 +416,10 @@ RULES: dict[str, tuple[str, Predicate]] = {
         "the entries launcher writes nothing where the entries do not fit",
         staged(ENTRIES, lambda x: not x.fits and x.call["verify_enable"][0] != 0),
     ),
+    "4.staged.pages": (
+        "both staged launchers know pages",
+        lambda x: x.launcher != PLAN and x.page_size > 1,
+    ),
     "4.staged.offsets-without-mapping": (
         "the offsets launcher takes a window without a mapping",
         staged(OFFSETS, lambda x: x.window > 0 and x.mapping is None),
@@ -414,6 +496,85 @@ RULES: dict[str, tuple[str, Predicate]] = {
         "a padding request has no faults",
         some_request(lambda r, x: r.row == 0 and x.max_seq_len < r.P),
     ),
+    "5.prefix.past-pages": (
+        "positions past the table's pages do not exist",
+        some_request(lambda r, x: r.has_seed and x.max_seq_len + 1 == r.P and x.page_size > 1),
+    ),
+    "5.faults.row_outside": ("faults_out counts rows outside req_to_token", counts(0)),
+    "5.faults.prefix_negative": ("faults_out counts negative prefix_lens", counts(1)),
+    "5.faults.extend_negative": ("faults_out counts negative extend_seq_lens", counts(2)),
+    "5.faults.prefix_exceeds": ("faults_out counts prefixes that exceed req_to_token", counts(3)),
+    "5.faults.slot_outside": ("faults_out counts entries' slots past the mapping", counts(4)),
+    "5.faults.token_outside": ("faults_out counts entries' tokens that no cell holds", counts(5)),
+    "5.faults.slot_negative": ("faults_out counts entries' sentinels", counts(6)),
+    "5.faults.slot_dummy": ("faults_out counts entries' slots of the dummy page", counts(7)),
+    "5.faults.place-lowered": (
+        "a place found that is smaller than the former one replaces it, and -1 is no place",
+        of_plan(lambda x: any(new < former == 2**64 - 1 for former, new in x.places())),
+    ),
+    "5.faults.place-kept": (
+        "a former place that is smaller than those found stays",
+        of_plan(lambda x: any(new == former for former, new in x.places())),
+    ),
+    "5.faults.place-unsigned": (
+        "places are compared as unsigned numbers",
+        of_plan(lambda x: any(new < 2**63 <= former < 2**64 - 1 for former, new in x.places())),
+    ),
+    "5.faults.wrap": (
+        "counts wrap",
+        of_plan(
+            lambda x: x.faults is not None and any(x.faults[k, 0] < x.former_faults[k, 0] for k in range(8))
+        ),
+    ),
+    "5.faults.overflow": (
+        "where the entries do not fit, their faults are not counted",
+        of_plan(lambda x: x.faults is not None and not x.fits and x.has_bad_entries()),
+    ),
+    "5.faults.entries-alone": (
+        "a predecessor before a window and a seed behind all entries are not counted",
+        some_entry(
+            lambda e, x: x.faults is not None and 0 < e.position == e.request.start and x.is_past(e.prev_slot)
+        ),
+    ),
+    "5.faults.padding": (
+        "a padding request's values are not counted",
+        of_plan(
+            lambda x: (
+                x.faults is not None
+                and any(
+                    row == 0 and n < 0
+                    for row, n in zip(x.call["req_pool_indices"], x.call["prefix_lens"], strict=True)
+                )
+            )
+        ),
+    ),
+    "5.faults.staged-offsets": (
+        "the offsets launcher counts the requests' own faults alone",
+        staged(OFFSETS, lambda x: any(x.counts(k) for k in range(4)) and x.has_bad_entries()),
+    ),
+    "5.faults.staged-entries": (
+        "the entries launcher counts the entries' faults alone",
+        staged(ENTRIES, lambda x: any(x.counts(k) for k in range(4, 8))),
+    ),
+    "5.faults.staged-disabled": (
+        "the entries launcher counts nothing where verify_enable is 0",
+        staged(
+            ENTRIES,
+            lambda x: x.faults is not None and x.call["verify_enable"][0] == 0 and x.has_bad_entries(),
+        ),
+    ),
+    "5.faults.staged-does-not-fit": (
+        "the entries launcher counts nothing where the entries do not fit",
+        staged(
+            ENTRIES,
+            lambda x: (
+                x.faults is not None
+                and not x.fits
+                and x.call["verify_enable"][0] != 0
+                and x.has_bad_entries()
+            ),
+        ),
+    ),
 }
 
 
@@ -439,7 +600,10 @@ def after(definition: Definition) -> Arrays:
     buffers = {name: buffer.copy() for name, buffer in definition.before.items()}
     if definition.launcher == PLAN:
         plan: Any = SimpleNamespace(**buffers)
-        oracle.launch_canary_plan_kernels(verify_plan_out=plan, write_plan_out=plan, **definition.arguments)
+        extras = {name: buffers[name] for name in EXTRAS if name in buffers}
+        oracle.launch_canary_plan_kernels(
+            verify_plan_out=plan, write_plan_out=plan, **definition.arguments, **extras
+        )
     else:
         getattr(oracle, definition.launcher)(**definition.arguments, **buffers)
     return buffers

@@ -9,14 +9,18 @@ from typing import Any
 
 import numpy as np
 
-from shared_ref.conformance.case import Case, PlanInputs
+from shared_ref.conformance.case import EXTRAS, Case, PlanInputs, Plans
 
 INT32_MIN, INT32_MAX = -(2**31), 2**31 - 1
 INT64_MIN, INT64_MAX = -(2**63), 2**63 - 1
 ROWS, WIDTH, LUT_LEN = 5, 40, 150
 
 
-def small_case(name: str, *, spare: int = 3, **changes: Any) -> Case:
+BOTH = tuple(EXTRAS)
+"""The optional outputs."""
+
+
+def small_case(name: str, *, spare: int = 3, extras: tuple[str, ...] = (), **changes: Any) -> Case:
     """Eight requests, slot 40 * row + position - 1 (the first cells are sentinels), token 1000 + that."""
     inputs: dict[str, Any] = {
         "req_pool_indices": np.array([1, 2, 0, 3, 4, 2, 0, 1]),
@@ -27,7 +31,7 @@ def small_case(name: str, *, spare: int = 3, **changes: Any) -> Case:
     }
     inputs |= changes
     bs = len(inputs["prefix_lens"])
-    return Case.poisoned(name, PlanInputs(**inputs), write_req_capacity=bs + spare)
+    return Case.poisoned(name, PlanInputs(**inputs), write_req_capacity=bs + spare, extras=extras)
 
 
 def _counting(first: int, rows: int, columns: int) -> np.ndarray:
@@ -187,6 +191,170 @@ def _corrupt() -> list[Case]:
     ]
 
 
+PAGED = {"req_to_token": _counting(-1, ROWS, 10), "page_size": 4}
+"""As many positions as the small case has: page 10 * row + position // 4 - 1, the first one a sentinel."""
+_PAST_INT32 = _odd(2**31 + 3, 2**32, 2**32 + 1001, INT32_MAX, 3 * INT32_MAX, 3 * INT32_MAX + 2, 9, 0)
+"""Prefix lengths for three pages of the largest size."""
+
+
+def _pages() -> list[Case]:
+    def paged(name: str, /, **changes: Any) -> Case:
+        """Prefixes of whole pages of four, of one token less and of one more."""
+        lens = {"req_pool_indices": _ALL_ACTIVE, "prefix_lens": _odd(0, 1, 3, 4, 5, 8, 39, 40)}
+        return small_case(name, **PAGED | lens | {"extend_seq_lens": _odd(1, 1, 1, 1, 1, 1, 0, 1)} | changes)
+
+    def table(name: str, page_size: int, cells: np.ndarray, /, **changes: Any) -> Case:
+        return paged(name, req_to_token=cells, page_size=page_size, **changes)
+
+    odd_pages = np.array([37, -1, 0, INT32_MIN, 38, INT32_MAX, 1, -7, 0, 36], np.int32)
+    odd = np.resize(odd_pages, (ROWS, 10))
+    vast = _counting(INT32_MAX - 14, ROWS, 3)
+    wide = np.full((ROWS, 15), 777, np.int32)
+    wide[:, :10] = PAGED["req_to_token"]
+    return [
+        paged("pages of four"),
+        paged("pages of four, of a row-strided table", req_to_token=wide[:, :10]),
+        paged("pages of four, translated and with tokens", **with_mapping(), **with_tokens(1)),
+        paged("pages of four, a token table of fewer positions", **with_tokens(0, columns=11)),
+        *(
+            paged(f"pages of four, a window of {w}", **with_mapping(), swa_window_size=w)
+            for w in (1, 3, 4, 5)
+        ),
+        paged("pages of four, odd prefix lengths", prefix_lens=_ODD_LENS),
+        paged(
+            "pages of four, odd prefix lengths, window",
+            prefix_lens=_ODD_LENS,
+            **with_mapping(),
+            swa_window_size=7,
+        ),
+        table("odd pages", 4, odd),
+        table("odd pages, translated", 4, odd, **with_mapping()),
+        table("pages of three", 3, _counting(-1, ROWS, 14), prefix_lens=_odd(2, 3, 4, 9, 41, 42, 43, 44)),
+        table("a page larger than every prefix", 64, _counting(-1, ROWS, 1)),
+        table("no pages", 4, _counting(-1, ROWS, 0), **with_mapping()),
+        table(
+            "positions past int32 in vast pages",
+            INT32_MAX,
+            vast,
+            prefix_lens=_PAST_INT32,
+            **with_tokens(INT32_MIN),
+            **with_mapping(),
+            swa_window_size=7,
+            extras=BOTH,
+        ),
+        table("too many entries in vast pages", INT32_MAX, vast, prefix_lens=_PAST_INT32, extras=BOTH),
+    ]
+
+
+def _unclipped_totals() -> list[Case]:
+    def total(name: str, /, **changes: Any) -> Case:
+        return small_case(name, extras=("verify_total_out",), **changes)
+
+    none = np.zeros(0, np.int64)
+    return [
+        total("a total that just fits", verify_capacity=107),
+        total("a total of one entry too many", verify_capacity=106),
+        total("a total of pages", **PAGED, prefix_lens=_odd(40, 41, 9, 5, 4, 3, 9, INT64_MAX)),
+        total("a total without capacity", verify_capacity=0),
+        total("a total of nothing", req_pool_indices=none, prefix_lens=none, extend_seq_lens=none),
+    ]
+
+
+def _cells(cells: dict[tuple[int, int], int]) -> np.ndarray:
+    """The small case's table without a sentinel or a dummy slot, but for these."""
+    table = _counting(1, ROWS, WIDTH)
+    for index, slot in cells.items():
+        table[index] = slot
+    return table
+
+
+_EVERY_FAULT = {
+    "req_pool_indices": np.where(np.arange(8) % 3 == 0, _ODD_ROWS, _ALL_ACTIVE),
+    "prefix_lens": _ODD_LENS,
+    "extend_seq_lens": _ODD_LENS[::-1].copy(),
+    "req_to_token": np.resize(np.array([INT32_MAX, -1, 0, 5, LUT_LEN, 7, 0], np.int32), (ROWS, WIDTH)),
+    **with_mapping(),
+    **with_tokens(-1, rows=4, columns=20, valid_lens=np.roll(_ODD_LENS, 3)),
+}
+
+
+def _faults() -> list[Case]:
+    """Each kind by itself, then what must not be counted, then all at once."""
+
+    def faulty(name: str, /, **changes: Any) -> Case:
+        return small_case(name, **{"req_to_token": _cells({}), "extras": ("faults_out",)} | changes)
+
+    translated = with_mapping(ROWS * WIDTH + 1)
+    windowed = {"swa_window_size": 4, **translated}
+    bad_cells = _cells({(1, 3): 0, (2, 0): -1, (2, 16): 999, (4, 39): -5, (4, 7): 0, (3, 1): -3})
+    before_window = _cells({(1, 11): 999, (2, 12): -1, (4, 35): 0, (2, 3): 999})
+    return [
+        faulty("no faults", **translated, **with_tokens(0)),
+        faulty("faults of rows", req_pool_indices=_ODD_ROWS),
+        faulty("faults of prefix lengths", prefix_lens=_ODD_LENS, req_pool_indices=_ALL_ACTIVE),
+        faulty("faults of extends", extend_seq_lens=_ODD_LENS, req_pool_indices=_ALL_ACTIVE),
+        faulty("faults of prefixes one too long", prefix_lens=_odd(40, 41, 0, 0, 0, 42, 0, 0)),
+        faulty("faults of slots past the mapping", **with_mapping()),
+        faulty(
+            "faults of tokens",
+            **with_tokens(1, rows=4, columns=20, valid_lens=(40, 21, 99, 20, 2, 22, 0, INT64_MAX)),
+        ),
+        faulty("faults of tokens before the first position", **with_tokens(-3)),
+        faulty("faults of cells", req_to_token=bad_cells, **translated),
+        faulty("faults of cells without a mapping", req_to_token=bad_cells),
+        faulty("no faults before a window", req_to_token=before_window, **windowed),
+        faulty(
+            "no faults of a seed that is no entry",
+            **windowed,
+            prefix_lens=_odd(45, 46, 9, 44, 0, 49, 0, 0),
+            req_to_token=_cells({(1, 39): 999, (2, 39): 0, (3, 39): -4}),
+        ),
+        faulty(
+            "no faults of padding",
+            req_pool_indices=np.zeros(8, np.int64),
+            prefix_lens=_ODD_LENS,
+            extend_seq_lens=_ODD_LENS,
+        ),
+        faulty("faults of rows and lengths", **_EVERY_FAULT | {"req_pool_indices": _ODD_ROWS}),
+        faulty("faults of everything", **_EVERY_FAULT, extras=BOTH),
+        faulty("faults of everything that does not fit", **_EVERY_FAULT, verify_capacity=90, extras=BOTH),
+        faulty(
+            "faults of pages",
+            **PAGED,
+            **with_mapping(),
+            prefix_lens=_odd(40, 41, 9, 5, 4, 3, 9, INT64_MAX),
+            swa_window_size=39,
+        ),
+        faulty(
+            "faults past int32 in vast pages",
+            req_to_token=_counting(-7, ROWS, 3),
+            page_size=INT32_MAX,
+            prefix_lens=_PAST_INT32,
+            **windowed,
+        ),
+        *_accumulated(faulty("faults", **_EVERY_FAULT)),
+    ]
+
+
+def _accumulated(case: Case) -> list[Case]:
+    """The case over other former contents of `faults_out`."""
+
+    def over(what: str, count: int, place: int) -> Case:
+        former = np.tile(np.array([count, place], np.int64), (8, 1))
+        return case._replace(
+            name=f"{case.name} over {what}", before=Plans(*case.before, {"faults_out": former})
+        )
+
+    return [
+        over("a fresh buffer", 0, -1),
+        over("the smallest place", 5, 0),
+        over("a place that is almost none", 5, -2),
+        over("a place of a later request", 5, 9 << 48),
+        over("a place of the first request", 5, 25),
+        over("counts that wrap", INT64_MAX, -1),
+    ]
+
+
 def _large_batches() -> list[Case]:
     """More than one chunk of requests, few of them with entries."""
 
@@ -215,6 +383,15 @@ def _large_batches() -> list[Case]:
             "entries behind a chunk of requests without any", 130, dict.fromkeys(range(64), 0) | {129: 5}
         ),
         scattered("a batch of 600", 600, {0: 40, 299: 3, 511: 17, 512: 16, 599: 33}, **with_mapping()),
+        scattered(
+            "pages and faults of a batch of 600",
+            600,
+            {0: 42, 299: 3, 511: 17, 512: -1, 598: 41, 599: 33},
+            **PAGED,
+            **with_mapping(30),
+            **_tokens_for(600),
+            extras=BOTH,
+        ),
         _entries_past_int32(),
     ]
 
@@ -234,11 +411,22 @@ def _entries_past_int32() -> Case:
         req_to_token=np.resize(np.arange(50, dtype=np.int32), (2, width)),
         spare=0,
         verify_capacity=64,
+        extras=BOTH,
     )
 
 
 NAMED_CASES = {
     case.name: case
-    for cases in (_shapes, _capacities, _windows, _tokens, _corrupt, _large_batches)
+    for cases in (
+        _shapes,
+        _capacities,
+        _windows,
+        _tokens,
+        _corrupt,
+        _pages,
+        _unclipped_totals,
+        _faults,
+        _large_batches,
+    )
     for case in cases()
 }

@@ -164,27 +164,34 @@ def test_backend_refuses_what_the_reference_refuses(name: str) -> None:
 def staged_calls(case: Case, enable: int) -> tuple[Call, Call]:
     """Both staged launchers' arguments, with buffers of their own."""
     plans = case.before.copy()
-    everything: Call = case.inputs.keywords() | {
-        "out_verify_slot_indices": plans.verify.verify_slot_indices,
-        "out_verify_expected_tokens": plans.verify.verify_expected_tokens,
-        "out_verify_expected_positions": plans.verify.verify_expected_positions,
-        "out_verify_prev_slot_indices": plans.verify.verify_prev_slot_indices,
-        "out_verify_num_valid": plans.verify.verify_num_valid,
-        "out_verify_enable": plans.verify.enable,
-        "out_write_offsets": plans.write.write_offsets,
-        "out_write_seed_slot_indices": plans.write.write_seed_slot_indices,
-        "out_write_num_valid_reqs": plans.write.write_num_valid_reqs,
-        "out_verify_offsets_scratch": np.arange(4097) - 2**40,
-        "verify_offsets_scratch": np.arange(4097) - 2**50,
-        "verify_enable": np.array([enable], np.int32),
-        "req_to_token_stride0": None,
-        "write_offsets_len": None,
-        "write_req_capacity": None,
-    }
+    optional = {"page_size": 1, "verify_total_out": None, "faults_out": None}
+    everything: Call = (
+        optional
+        | case.inputs.keywords()
+        | plans.extras
+        | {
+            "out_verify_slot_indices": plans.verify.verify_slot_indices,
+            "out_verify_expected_tokens": plans.verify.verify_expected_tokens,
+            "out_verify_expected_positions": plans.verify.verify_expected_positions,
+            "out_verify_prev_slot_indices": plans.verify.verify_prev_slot_indices,
+            "out_verify_num_valid": plans.verify.verify_num_valid,
+            "out_verify_enable": plans.verify.enable,
+            "out_write_offsets": plans.write.write_offsets,
+            "out_write_seed_slot_indices": plans.write.write_seed_slot_indices,
+            "out_write_num_valid_reqs": plans.write.write_num_valid_reqs,
+            "out_verify_offsets_scratch": np.arange(4097) - 2**40,
+            "verify_offsets_scratch": np.arange(4097) - 2**50,
+            "verify_enable": np.array([enable], np.int32),
+            "req_to_token_stride0": None,
+            "write_offsets_len": None,
+            "write_req_capacity": None,
+        }
+    )
     offsets, entries = (
         {name: everything[name] for name in (*TENSORS[launcher], *INTEGERS[launcher])}
         for launcher in (OFFSETS, ENTRIES)
     )
+    entries |= {name: array.copy() for name, array in plans.extras.items() if name in entries}
     return offsets, entries
 
 
@@ -246,12 +253,10 @@ def test_staged_launches_one_after_the_other_equal_the_combined_launch(name: str
         call = frontend.convert(entries)
         call["verify_offsets_scratch"] = written["out_verify_offsets_scratch"]
         call["verify_enable"] = written["out_verify_enable"]
+        call["faults_out"] = written.get("faults_out")
         written |= frontend.launch(ENTRIES, call)
         del written["out_verify_offsets_scratch"]
-        combined = case.expected()
-        assert_same_bytes(
-            {name: written[argument] for argument, name in FIELDS.items()},
-            {name: combined.buffers()[name] for name in FIELDS.values()},
-        )
+        expected = case.expected().buffers()
+        assert_same_bytes({FIELDS.get(name, name): array for name, array in written.items()}, expected)
 
     judge()

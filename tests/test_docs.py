@@ -19,7 +19,12 @@ import pytest
 
 import shared_ref
 from shared_ref import backends, schema
-from shared_ref.constants import PLAN_BS_BLOCK_SIZE, VERIFY_OFFSETS_SCRATCH_LEN
+from shared_ref.constants import (
+    FAULT_KINDS,
+    FAULT_POSITION_BITS,
+    PLAN_BS_BLOCK_SIZE,
+    VERIFY_OFFSETS_SCRATCH_LEN,
+)
 from shared_ref.schema import LAUNCH_ENTRIES, LAUNCH_OFFSETS, LAUNCH_PLAN, VerifyPlanFields, WritePlanFields
 
 ROOT = Path(__file__).parents[1]
@@ -68,6 +73,24 @@ def test_the_numbers_of_the_contract_are_the_constants() -> None:
 
 DIMENSION = {"bs": "bs", "verify_capacity": "verify_columns_len"}
 """Lengths whose quantity in the schema has another name than the contract's shapes."""
+
+
+def test_the_optional_outputs_are_those_of_the_schema() -> None:
+    printed = table_with(section(3), "argument", "content")
+    tensors = [t for t in LAUNCH_PLAN.tensors if t.name in schema.OPTIONAL_OUTPUTS]
+    shapes = [[t.length] if t.columns is None else [t.length, t.columns] for t in tensors]
+    assert [(row["argument"], row["shape"], row["dtype"]) for row in printed] == [
+        (t.name, str(shape), t.dtype) for t, shape in zip(tensors, shapes, strict=True)
+    ]
+
+
+def test_the_kinds_of_faults_are_those_of_the_constants() -> None:
+    printed = table_with(section(5), "k", "name")
+    assert [(row["k"], row["name"]) for row in printed] == [
+        (str(k), name) for k, name in enumerate(FAULT_KINDS)
+    ]
+    (place,) = (span for span in code_spans(section(5)) if span.startswith("request << "))
+    assert place == f"request << {FAULT_POSITION_BITS} | position"
 
 
 def test_the_inputs_are_those_of_the_schema() -> None:
@@ -143,8 +166,8 @@ def printed_signature(number: int, name: str) -> list[tuple]:
     found = re.search(rf"^{name}(\([^)]*\))", blocks, re.MULTILINE)
     assert found is not None, f"section {number} prints no signature of {name}"
     namespace: dict[str, Any] = {}
-    exec(f"def {name}{found[1]}: ...", namespace)
-    return parameters(namespace[name])
+    exec(f"def function{found[1]}: ...", namespace)
+    return parameters(namespace["function"])
 
 
 def parameters(function: Any) -> list[tuple]:
@@ -182,11 +205,11 @@ def test_has_swa_mapping_is_what_the_contract_prints(package: str) -> None:
             assert function(window, mapping) == eval(formula, scope)
 
 
-def test_the_plan_form_takes_what_the_contract_prints() -> None:
-    pytest.importorskip("jax")
-    import kvcanary_jax
-
-    assert parameters(kvcanary_jax.plan) == printed_signature(7, "plan")
+@pytest.mark.parametrize("framework", ["torch", "jax"])
+def test_the_plan_form_takes_what_the_contract_prints(framework: str) -> None:
+    pytest.importorskip(framework)
+    package = f"kvcanary_{framework}"
+    assert parameters(importlib.import_module(package).plan) == printed_signature(7, f"{package}.plan")
 
 
 # --- The worked example
@@ -285,6 +308,22 @@ def test_the_derived_numbers_of_the_worked_example_are_those_of_the_batch() -> N
             assert int(row[f"request {request.index}"]) == getattr(request, row[""])
 
 
+def test_the_printed_cells_have_the_printed_slots() -> None:
+    found = re.search(r"With `page_size` (\d) a row of the\ncells `(.*?)` has the slots `(.*?)`", section(4))
+    assert found is not None
+    page_size, cells, slots = map(ast.literal_eval, found.groups())
+    changes = example_buffers(len(slots)) | {
+        "req_pool_indices": np.array([1]),
+        "prefix_lens": np.array([len(slots)]),
+        "extend_seq_lens": np.array([0]),
+        "req_to_token": np.array([[0] * len(cells), cells], np.int32),
+        "verify_capacity": len(slots),
+        "page_size": page_size,
+    }
+    shared_ref.launch_canary_plan_kernels_reference(**arguments_of(LAUNCH_PLAN, changes))
+    assert changes["out_verify_slot_indices"].tolist() == slots
+
+
 # --- Messages
 
 NUMBER = r"-?\d+(?:\.\d+)?"
@@ -350,6 +389,9 @@ VALID: dict[str, Any] = {
     "req_to_verify_expected_tokens": None,
     "req_to_verify_expected_tokens_valid_lens": None,
     "kv_token_id_vs_position_offset": 0,
+    "page_size": 1,
+    "verify_total_out": None,
+    "faults_out": None,
     "out_verify_offsets_scratch": int64(VERIFY_OFFSETS_SCRATCH_LEN),
     "verify_offsets_scratch": int64(VERIFY_OFFSETS_SCRATCH_LEN),
     "verify_enable": np.ones(1, np.int32),
@@ -361,8 +403,9 @@ def arguments_of(launcher: schema.Launcher, changes: dict[str, Any]) -> dict[str
     """A launcher's keywords, from `VALID` with changes."""
     arguments = VALID | changes
     if launcher is LAUNCH_PLAN:
-        inputs = [t.name for t in launcher.tensors if not t.output] + [i.name for i in launcher.integers]
-        return example_plans(arguments) | {name: arguments[name] for name in inputs}
+        others = [t.name for t in launcher.tensors if t.name not in schema.PLAN_OUTPUTS]
+        names = (*others, *launcher.integer_names)
+        return example_plans(arguments) | {name: arguments[name] for name in names}
     names = [a.name for a in (*launcher.tensors, *launcher.integers)]
     return {name: arguments[name] for name in names if name in arguments}
 
@@ -379,6 +422,7 @@ def message_of(launcher: schema.Launcher, changes: dict[str, Any], **more: objec
     return refusal(function, **arguments_of(launcher, changes), **more)
 
 
+TOO_MANY_POSITIONS = {"req_to_token": int32(1, 2**17 + 1), "page_size": 2**31 - 1}
 OFFSETS_RULES: dict[int, dict[str, Any]] = {
     1: {"prefix_lens": int64(4)[::2]},
     2: {"extend_seq_lens": int32(2)},
@@ -387,24 +431,28 @@ OFFSETS_RULES: dict[int, dict[str, Any]] = {
     5: {"write_req_capacity": -1},
     6: {"verify_capacity": -1},
     7: {"req_to_token_stride0": 0},
-    8: {"full_to_swa_index_mapping": int64(0)},
-    9: {"out_verify_num_valid": int32(2)},
-    10: {"out_write_offsets": int64(9)},
-    11: {"out_write_seed_slot_indices": int64(1), "out_write_offsets": int64(2)},
-    12: {"req_to_token_stride0": 99},
-    13: {"req_to_token": overlapping_rows()},
-    14: {"out_write_num_valid_reqs": read_only(int32(1))},
+    8: {"page_size": 0},
+    9: {"full_to_swa_index_mapping": int64(0)},
+    10: {"out_verify_num_valid": int32(2)},
+    11: {"out_write_offsets": int64(9)},
+    12: {"out_write_seed_slot_indices": int64(1), "out_write_offsets": int64(2)},
+    13: {"req_to_token_stride0": 99},
+    14: {"req_to_token": overlapping_rows()},
+    15: TOO_MANY_POSITIONS,
+    16: {"out_write_num_valid_reqs": read_only(int32(1))},
 }
-"""For each rule of the offsets launcher, what breaks it and none before it. numpy has one device: no 15."""
+"""For each rule of the offsets launcher, what breaks it and none before it. numpy has one device: no 17."""
 ENTRIES_RULES: dict[int, dict[str, Any]] = {
     0: {"req_to_verify_expected_tokens": int32(3, 4)},
     1: {"prefix_lens": int64(4)[::2]},
     2: {"verify_enable": int64(1)},
     3: {"req_pool_indices": int64(4097)},
-    8: {"full_to_swa_index_mapping": int64(0)},
-    9: {"out_verify_expected_tokens": int64(7)},
-    13: {"req_to_token": overlapping_rows()},
-    14: {"out_verify_expected_positions": read_only(int64(8))},
+    8: {"page_size": -1},
+    9: {"full_to_swa_index_mapping": int64(0)},
+    10: {"out_verify_expected_tokens": int64(7)},
+    14: {"req_to_token": overlapping_rows()},
+    15: TOO_MANY_POSITIONS,
+    16: {"out_verify_expected_positions": read_only(int64(8))},
 }
 PLAN_RULES: dict[int, dict[str, Any]] = {
     1: {"req_pool_indices": int64(4097)},
@@ -424,6 +472,7 @@ MORE_NUMPY_MESSAGES: tuple[dict[str, Any], ...] = (
     {"req_to_token": np.zeros(30, np.int8)[:27].view("i1,i4,i4")["f1"].reshape(1, 3)},
     {"prefix_lens": int64(2, 1)},
     {"req_to_token": int32(3)},
+    {"faults_out": int64(8, 3)},
 )
 """What breaks the rules that have more than one message."""
 

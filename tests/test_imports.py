@@ -17,14 +17,7 @@ FRAMEWORKS = ("torch", "jax", "triton", "jax_triton")
 
 PUBLIC = {
     "kvcanary_torch": [
-        "VerifyPlan",
-        "WritePlan",
-        "has_swa_mapping",
-        "launch_canary_plan_kernels",
-        "launch_plan_entries_kernel",
-        "launch_plan_offsets_kernel",
-    ],
-    "kvcanary_jax": [
+        "Faults",
         "VerifyPlan",
         "WritePlan",
         "has_swa_mapping",
@@ -32,6 +25,18 @@ PUBLIC = {
         "launch_plan_entries_kernel",
         "launch_plan_offsets_kernel",
         "plan",
+    ],
+    "kvcanary_jax": [
+        "Faults",
+        "VerifyPlan",
+        "WritePlan",
+        "from_dlpack",
+        "has_swa_mapping",
+        "launch_canary_plan_kernels",
+        "launch_plan_entries_kernel",
+        "launch_plan_offsets_kernel",
+        "plan",
+        "to_dlpack",
     ],
 }
 FRAMEWORK = {"kvcanary_torch": "torch", "kvcanary_jax": "jax"}

@@ -27,6 +27,7 @@ from validation_table import (
     Row,
     breakable,
     good_call,
+    is_output,
 )
 
 from shared_ref.backends import backends
@@ -46,7 +47,7 @@ def available(name: str) -> Frontend:
 
 
 def outputs(frontend: Frontend, call: Call) -> dict[str, bytes | None]:
-    return {name: frontend.bytes_of(array) for name, array in call.items() if name.startswith("out_")}
+    return {name: frontend.bytes_of(array) for name, array in call.items() if is_output(name)}
 
 
 def refusal(frontend: Frontend, launcher: str, call: Call, **more: Any) -> str:
@@ -116,7 +117,7 @@ def test_of_two_broken_rules_the_contracts_earlier_one_is_reported(name: str, la
 def oracle_outputs(launcher: str, call: Call) -> Call:
     """The outputs after the oracle, from copies."""
     arguments = {
-        name: value.copy() if name.startswith("out_") else value
+        name: value.copy() if is_output(name) and value is not None else value
         for name, value in call.items()
         if name not in ("req_to_token_stride0", "write_offsets_len", "write_req_capacity")
     }
@@ -126,7 +127,7 @@ def oracle_outputs(launcher: str, call: Call) -> Call:
             buffers = {field: launch_arguments.pop(argument) for field, argument in fields.items()}
             launch_arguments[plan] = SimpleNamespace(**buffers)
     getattr(oracle, launcher)(**launch_arguments)
-    return {name: array for name, array in arguments.items() if name.startswith("out_")}
+    return {name: array for name, array in arguments.items() if is_output(name) and array is not None}
 
 
 TABLE = good_call(PLAN)["req_to_token"]
@@ -138,6 +139,8 @@ EMPTY_BATCH = {
 NO_VALID_LENS = {"req_to_verify_expected_tokens_valid_lens": np.empty(0, np.int64)}
 WITHOUT_TOKENS = {"req_to_verify_expected_tokens": None, "req_to_verify_expected_tokens_valid_lens": None}
 NO_ENTRIES = {name: np.empty(0, np.int64) for name in list(VERIFY_FIELDS.values())[:4]}
+MOST_POSITIONS = {"req_to_token": np.ones((4, 2**18), np.int32), "page_size": 2**30}
+"""2**48 of them."""
 
 LEGAL: list[tuple[str, str, Call, str | None]] = [
     ("as it is", PLAN, {}, None),
@@ -173,6 +176,31 @@ LEGAL: list[tuple[str, str, Call, str | None]] = [
     ("token table without columns", ENTRIES, {"req_to_verify_expected_tokens": NO_COLUMNS}, None),
     ("all integers given", OFFSETS, {"write_offsets_len": 5, "write_req_capacity": 4}, None),
     ("stride given", OFFSETS, {"req_to_token_stride0": np.int32(6)}, None),
+    *(
+        (f"pages of {page_size}", launcher, {"page_size": page_size}, None)
+        for launcher in LAUNCHERS
+        for page_size in (np.int64(2), 2**31 - 1)
+    ),
+    *(("as many positions as may be", launcher, MOST_POSITIONS, None) for launcher in LAUNCHERS),
+    *(
+        (f"no {' and no '.join(names)}", launcher, dict.fromkeys(names), None)
+        for launcher, names in (
+            (PLAN, ("verify_total_out",)),
+            (PLAN, ("faults_out",)),
+            (PLAN, ("verify_total_out", "faults_out")),
+            (OFFSETS, ("verify_total_out",)),
+            (OFFSETS, ("faults_out",)),
+            (OFFSETS, ("verify_total_out", "faults_out")),
+            (ENTRIES, ("faults_out",)),
+        )
+    ),
+    *(
+        ("more entries than fit, and their number", launcher, {"verify_capacity": 3, **columns}, None)
+        for launcher, columns in (
+            (PLAN, {name: np.arange(3) for name in NO_ENTRIES}),
+            (OFFSETS, {}),
+        )
+    ),
     ("longer scratch", OFFSETS, {"out_verify_offsets_scratch": np.zeros(5000, np.int64)}, None),
     ("longer scratch", ENTRIES, {"verify_offsets_scratch": np.zeros(5000, np.int64)}, None),
     (
@@ -221,6 +249,22 @@ def test_legal_call_is_accepted_and_gives_the_oracles_bytes(name: str, launcher:
     assert got.keys() == expected.keys()
     for output, array in expected.items():
         assert frontend.bytes_of(got[output]) == array.tobytes(), output
+
+
+@pytest.mark.parametrize("launcher", LAUNCHERS)
+@pytest.mark.parametrize("name", FRONTENDS)
+def test_a_faults_object_is_counted_in_as_its_array_is(name: str, launcher: str) -> None:
+    frontend = available(name)
+    changes = {"req_pool_indices": np.array([2, 9, 1]), "extend_seq_lens": np.array([2, -1, 0])}
+    call = good_call(launcher)
+    call |= {argument: array for argument, array in changes.items() if argument in call}
+    call["faults_out"][:] = [0, -1]
+    expected = oracle_outputs(launcher, call)["faults_out"]
+    converted = frontend.convert(call)
+    faults = frontend.plan_class("Faults")(buffer=converted["faults_out"])
+    got = frontend.launch(launcher, converted | {"faults_out": faults})["faults_out"]
+    assert type(got) is type(faults)
+    assert np.asarray(got.buffer).tolist() == expected.tolist()
 
 
 # strict
@@ -295,6 +339,13 @@ def test_allocated_plans_are_accepted(name: str) -> None:
     call |= {argument: getattr(write, field) for field, argument in WRITE_FIELDS.items()}
     got = frontend.launch(PLAN, call)
     assert np.asarray(got["out_write_offsets"]).tolist() == [0, 2, 2, 2, 0]
+
+
+@pytest.mark.parametrize("name", FRONTENDS)
+def test_allocated_faults_are_none(name: str) -> None:
+    faults = available(name).plan_class("Faults").allocate()
+    buffer = np.asarray(faults.buffer)
+    assert (buffer.dtype, buffer.tolist()) == (np.int64, [[0, -1]] * 8)
 
 
 # The table itself

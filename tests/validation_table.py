@@ -42,10 +42,13 @@ WRITE_FIELDS = {
 }
 COLUMNS = tuple(VERIFY_FIELDS.values())[:4]
 TABLES = ("req_to_token", "req_to_verify_expected_tokens")
+EXTRAS = ("verify_total_out", "faults_out")
+"""The optional outputs."""
 OPTIONAL = (
     "full_to_swa_index_mapping",
     "req_to_verify_expected_tokens",
     "req_to_verify_expected_tokens_valid_lens",
+    *EXTRAS,
 )
 INT32 = (*TABLES, "out_verify_num_valid", "out_verify_enable", "out_write_num_valid_reqs", "verify_enable")
 
@@ -60,6 +63,7 @@ TENSORS = {
         "full_to_swa_index_mapping",
         "req_to_verify_expected_tokens",
         "req_to_verify_expected_tokens_valid_lens",
+        *EXTRAS,
     ),
     OFFSETS: (
         "req_pool_indices",
@@ -73,6 +77,7 @@ TENSORS = {
         "out_verify_num_valid",
         "out_verify_enable",
         "out_write_num_valid_reqs",
+        *EXTRAS,
     ),
     ENTRIES: (
         "req_pool_indices",
@@ -84,20 +89,26 @@ TENSORS = {
         "req_to_verify_expected_tokens",
         "req_to_verify_expected_tokens_valid_lens",
         *COLUMNS,
+        "faults_out",
     ),
 }
 INTEGERS = {
-    PLAN: ("swa_window_size", "verify_capacity", "kv_token_id_vs_position_offset"),
+    PLAN: ("swa_window_size", "verify_capacity", "kv_token_id_vs_position_offset", "page_size"),
     OFFSETS: (
         "swa_window_size",
         "verify_capacity",
         "req_to_token_stride0",
         "write_offsets_len",
         "write_req_capacity",
+        "page_size",
     ),
-    ENTRIES: ("kv_token_id_vs_position_offset", "swa_window_size"),
+    ENTRIES: ("kv_token_id_vs_position_offset", "swa_window_size", "page_size"),
 }
 OPTIONAL_INTEGERS = ("req_to_token_stride0", "write_offsets_len", "write_req_capacity")
+
+
+def is_output(name: str) -> bool:
+    return name.startswith("out_") or name in EXTRAS
 
 
 def good_call(launcher: str) -> Call:
@@ -129,6 +140,9 @@ def good_call(launcher: str) -> Call:
         "req_to_token_stride0": None,
         "write_offsets_len": None,
         "write_req_capacity": None,
+        "page_size": 1,
+        "verify_total_out": np.array([-74]),
+        "faults_out": np.arange(16).reshape(8, 2) - 2**40,
     }
     return {name: everything[name] for name in (*TENSORS[launcher], *INTEGERS[launcher])}
 
@@ -188,15 +202,18 @@ OFFSETS_LEN_SIGN = "write_offsets_len must be positive, got {n}"
 WRITE_CAPACITY_SIGN = "write_req_capacity must be non-negative, got {n}"
 VERIFY_CAPACITY_SIGN = "verify_capacity must be non-negative, got {n}"
 STRIDE0_SIGN = "req_to_token_stride0 must be positive, got {n}"
+PAGE_SIZE_SIGN = "page_size must be positive, got {n}"
 LUT_LEN = "lut_len must be positive when has_swa_lut is True"
 NDIM = "{name} must be 1-D, got shape {shape}"
 TABLE_NDIM = "{name} must be 2-D, got shape {shape}"
 LENGTH = "{name} length must be {n}, got {m}"
 SCRATCH_LENGTH = "{name} length must be >= {n}, got {m}"
+FAULTS_COLUMNS = "faults_out must have 2 columns, got {m}"
 OFFSETS_LEN = "write_offsets_len must equal write_req_capacity + 1, got {a} and {b}"
 WRITE_CAPACITY = "bs={bs} exceeds write_req_capacity={n}"
 STRIDE0 = "req_to_token_stride0={given} does not match req_to_token.stride(0)={actual}"
 ROW_STRIDE = "{name} row stride must be at least {width}, got {stride}"
+POSITIONS = "req_to_token of {width} columns with page_size={n} has more than 2**48 positions"
 WRITABLE = "{name} must be writable"
 DEVICE = "{name} must be on {reference}'s device {device}, got {device}"
 PLAN_BS = (
@@ -214,21 +231,13 @@ VALID_LENS = (
 )
 TYPES = (TYPE, INTEGER_TYPE, INT32_RANGE)
 OFFSETS_RULES = (
-    *(
-        CONTIGUOUS,
-        UNIT_STRIDE,
-        DTYPE,
-        OFFSETS_BS,
-        OFFSETS_LEN_SIGN,
-        WRITE_CAPACITY_SIGN,
-        VERIFY_CAPACITY_SIGN,
-    ),
-    *(STRIDE0_SIGN, LUT_LEN, NDIM, TABLE_NDIM, LENGTH, OFFSETS_LEN, WRITE_CAPACITY, STRIDE0, ROW_STRIDE),
-    *(WRITABLE, DEVICE),
+    *(CONTIGUOUS, UNIT_STRIDE, DTYPE, OFFSETS_BS, OFFSETS_LEN_SIGN, WRITE_CAPACITY_SIGN),
+    *(VERIFY_CAPACITY_SIGN, STRIDE0_SIGN, PAGE_SIZE_SIGN, LUT_LEN, NDIM, TABLE_NDIM, LENGTH, FAULTS_COLUMNS),
+    *(OFFSETS_LEN, WRITE_CAPACITY, STRIDE0, ROW_STRIDE, POSITIONS, WRITABLE, DEVICE),
 )
 ENTRIES_RULES = (
-    *(VALID_LENS, CONTIGUOUS, UNIT_STRIDE, DTYPE, ENTRIES_BS, LUT_LEN, NDIM, TABLE_NDIM, LENGTH, ROW_STRIDE),
-    *(WRITABLE, DEVICE),
+    *(VALID_LENS, CONTIGUOUS, UNIT_STRIDE, DTYPE, ENTRIES_BS, PAGE_SIZE_SIGN, LUT_LEN, NDIM, TABLE_NDIM),
+    *(LENGTH, FAULTS_COLUMNS, ROW_STRIDE, POSITIONS, WRITABLE, DEVICE),
 )
 MESSAGES = {
     PLAN: {*TYPES, PLAN_BS, PLAN_MAPPING, PLAN_CAPACITY, *OFFSETS_RULES, *ENTRIES_RULES},
@@ -295,6 +304,13 @@ def rows_of(launcher: str) -> Iterator[Row]:
                 for table, strides in ((gaps, (2 * width, 2)), (columns_first, (1, rows))):
                     message = f"{name} must have unit stride along dim 1, got strides {strides}"
                     yield row(UNIT_STRIDE, (*order, 1, i), message, {name: table}, needs="strides")
+            elif name == "faults_out":
+                message = f"{name} must be contiguous"
+                apart = np.repeat(array, 2, axis=0)[::2], np.repeat(array, 2, axis=1)[:, ::2]
+                for faults in (*apart, np.asfortranarray(array)):
+                    yield row(CONTIGUOUS, (*order, 1, i), message, {name: faults}, needs="strides")
+                for faults in (array[::-1], array[:, ::-1]):
+                    yield row(CONTIGUOUS, (*order, 1, i), message, {name: faults}, needs="negative strides")
             else:
                 message = f"{name} must be contiguous"
                 yield row(CONTIGUOUS, (*order, 1, i), message, {name: spread(array)}, needs="strides")
@@ -314,13 +330,15 @@ def rows_of(launcher: str) -> Iterator[Row]:
             yield row(DTYPE, (*order, 2, i), f"{message} {code}", {name: swapped}, needs="byte order")
 
     def shapes(order: tuple[int, ...], names: tuple[str, ...]) -> Iterator[Row]:
-        """Rule 9."""
+        """Rule 10."""
         for i, name in enumerate(names):
-            array, at = good[name], (*order, 9, i)
-            if name in TABLES:
+            array, at = good[name], (*order, 10, i)
+            if array.ndim == 2:
                 for table in (array[0], array[:, :, None], array[0, 0]):
                     message = f"{name} must be 2-D, got shape {table.shape}"
                     yield row(TABLE_NDIM, at, message, {name: np.asarray(table)})
+                if name == "faults_out":
+                    yield from faults_shape(at)
                 continue
             for other in (array[:, None], np.stack((array, array), 1), array[0]):
                 message = f"{name} must be 1-D, got shape {other.shape}"
@@ -334,30 +352,49 @@ def rows_of(launcher: str) -> Iterator[Row]:
                     message = f"{name} length must be {len(array)}, got {n}"
                     yield row(LENGTH, at, message, {name: np.resize(array, n)}, LENGTH_OF.get(name, ()))
 
+    def faults_shape(at: tuple[int, ...]) -> Iterator[Row]:
+        """Of rule 10: eight rows are asked for before two columns."""
+        for rows, columns in ((7, 2), (9, 2), (0, 2), (16, 1), (4, 4)):
+            changes = {"faults_out": np.zeros((rows, columns), np.int64)}
+            yield row(LENGTH, at, f"faults_out length must be 8, got {rows}", changes)
+        for columns in (1, 3, 0):
+            changes = {"faults_out": np.zeros((8, columns), np.int64)}
+            message = FAULTS_COLUMNS.replace("{m}", str(columns))
+            yield row(FAULTS_COLUMNS, at, message, changes)
+
+    def pages(order: tuple[int, ...]) -> Iterator[Row]:
+        """Rules 8 and 15."""
+        for n in (0, -1, -(2**31)):
+            yield row(PAGE_SIZE_SIGN, (*order, 8), PAGE_SIZE_SIGN.replace("{n}", str(n)), {"page_size": n})
+        for width, n in ((2**17 + 1, 2**31 - 1), (2**18, 2**30 + 1)):
+            message = POSITIONS.replace("{width}", str(width)).replace("{n}", str(n))
+            changes = {"req_to_token": np.zeros((1, width), np.int32), "page_size": n}
+            yield row(POSITIONS, (*order, 15), message, changes)
+
     def placement(
         order: tuple[int, ...], names: tuple[str, ...], first: str, reference: str
     ) -> Iterator[Row]:
-        """Rules 13 to 15; `first` is the first tensor that the device rule looks at."""
+        """Rules 14 to 17; `first` is the first tensor that the device rule looks at."""
         for i, name in enumerate(names):
             array = good[name]
             if name in TABLES:
                 width = array.shape[1]
                 overlapping = as_strided(array, strides=((width - 1) * 4, 4))
                 message = f"{name} row stride must be at least {width}, got {width - 1}"
-                yield row(ROW_STRIDE, (*order, 13, i), message, {name: overlapping}, needs="strides")
-            if name.startswith("out_"):
+                yield row(ROW_STRIDE, (*order, 14, i), message, {name: overlapping}, needs="strides")
+            if is_output(name):
                 frozen = array.copy()
                 frozen.flags.writeable = False
                 message = f"{name} must be writable"
-                yield row(WRITABLE, (*order, 14, i), message, {name: frozen}, needs="read-only")
+                yield row(WRITABLE, (*order, 16, i), message, {name: frozen}, needs="read-only")
             if name != reference:
                 message = f"{name} must be on {reference}'s device {{home}}, got {{away}}"
                 changes = {name: Elsewhere(array)}
-                yield row(DEVICE, (*order, 15, i), message, changes, (reference,), needs="devices")
+                yield row(DEVICE, (*order, 17, i), message, changes, (reference,), needs="devices")
         if first == names[0]:
             message = f"{first} must be on {reference}'s device {{away}}, got {{home}}"
             changes = {reference: Elsewhere(good[reference])}
-            yield row(DEVICE, (*order, 15, 0), message, changes, (first,), needs="devices")
+            yield row(DEVICE, (*order, 17, 0), message, changes, (first,), needs="devices")
 
     def offsets_rules(order: tuple[int, ...], names: tuple[str, ...], reference: str) -> Iterator[Row]:
         yield from layout(order, names)
@@ -396,8 +433,9 @@ def rows_of(launcher: str) -> Iterator[Row]:
         yield row(STRIDE0_SIGN, (*order, 7), f"{message} 0", one_row, given, needs="strides")
         upside_down = {"req_to_token": table[::-1]}
         yield row(STRIDE0_SIGN, (*order, 7), f"{message} -6", upside_down, given, needs="negative strides")
+        yield from pages(order)
         empty = {"full_to_swa_index_mapping": np.empty(0, np.int64)}
-        yield row(LUT_LEN, (*order, 8), LUT_LEN, empty)
+        yield row(LUT_LEN, (*order, 9), LUT_LEN, empty)
         yield from shapes(order, names)
         if launcher == OFFSETS:
             for name, given, n, got in (
@@ -405,7 +443,7 @@ def rows_of(launcher: str) -> Iterator[Row]:
                 ("out_write_seed_slot_indices", "write_req_capacity", 5, 4),
             ):
                 message = f"{name} length must be {n}, got {got}"
-                yield row(LENGTH, (*order, 9, names.index(name)), message, {given: n}, (name,))
+                yield row(LENGTH, (*order, 10, names.index(name)), message, {given: n}, (name,))
         writes = (
             "out_write_offsets",
             "out_write_seed_slot_indices",
@@ -414,24 +452,24 @@ def rows_of(launcher: str) -> Iterator[Row]:
         )
         message = "write_offsets_len must equal write_req_capacity + 1, got 6 and 4"
         changes = {"out_write_offsets": np.zeros(6, np.int64)}
-        yield row(OFFSETS_LEN, (*order, 10), message, changes, writes)
+        yield row(OFFSETS_LEN, (*order, 11), message, changes, writes)
         message = "write_offsets_len must equal write_req_capacity + 1, got 5 and 3"
         changes = {"out_write_seed_slot_indices": np.zeros(3, np.int64)}
-        yield row(OFFSETS_LEN, (*order, 10), message, changes, writes)
+        yield row(OFFSETS_LEN, (*order, 11), message, changes, writes)
         changes = {
             "out_write_offsets": np.zeros(3, np.int64),
             "out_write_seed_slot_indices": np.zeros(2, np.int64),
         }
         message = "bs=3 exceeds write_req_capacity=2"
-        yield row(WRITE_CAPACITY, (*order, 11), message, changes, (*writes, "req_pool_indices"))
+        yield row(WRITE_CAPACITY, (*order, 12), message, changes, (*writes, "req_pool_indices"))
         if launcher == OFFSETS:
             for n in (7, 5, 2**31 - 1):
                 message = f"req_to_token_stride0={n} does not match req_to_token.stride(0)=6"
-                yield row(STRIDE0, (*order, 12), message, {"req_to_token_stride0": n}, ("req_to_token",))
+                yield row(STRIDE0, (*order, 13), message, {"req_to_token_stride0": n}, ("req_to_token",))
             wide = np.repeat(table, 2, axis=1)[:, :6]
             message = "req_to_token_stride0=6 does not match req_to_token.stride(0)=12"
             changes = {"req_to_token_stride0": 6, "req_to_token": wide}
-            yield row(STRIDE0, (*order, 12), message, changes, needs="strides")
+            yield row(STRIDE0, (*order, 13), message, changes, needs="strides")
         yield from placement(order, names, "req_pool_indices", reference)
 
     def entries_rules(order: tuple[int, ...], names: tuple[str, ...], reference: str) -> Iterator[Row]:
@@ -441,8 +479,9 @@ def rows_of(launcher: str) -> Iterator[Row]:
         if launcher == ENTRIES:
             message = "entries kernel bs must be in [0, 4096], got 4097"
             yield row(ENTRIES_BS, (*order, 3), message, {"req_pool_indices": PADDING})
+            yield from pages(order)
             empty = {"full_to_swa_index_mapping": np.empty(0, np.int64)}
-            yield row(LUT_LEN, (*order, 8), LUT_LEN, empty)
+            yield row(LUT_LEN, (*order, 9), LUT_LEN, empty)
         yield from shapes(order, names)
         yield from placement(order, names, "req_pool_indices", reference)
 
@@ -475,7 +514,7 @@ def other_sides() -> Iterator[Row]:
             ("out_write_offsets", 4, "4 and 4"),
             ("out_write_seed_slot_indices", 5, "5 and 5"),
         ):
-            text, order = OFFSETS_LEN.replace("{a} and {b}", lengths), (4, 10) if launcher == PLAN else (10,)
+            text, order = OFFSETS_LEN.replace("{a} and {b}", lengths), (4, 11) if launcher == PLAN else (11,)
             yield Row(launcher, OFFSETS_LEN, order, text, {name: np.zeros(n, np.int64)}, _LENGTHS)
 
 
@@ -493,7 +532,10 @@ IMPOSSIBLE = (
     Impossible(PLAN, STRIDE0, "req_to_token_stride0", "the launcher does not take one"),
     *(
         Impossible(PLAN, rule, "what both launchers have", "the offsets launcher's rule reports it before")
-        for rule in (CONTIGUOUS, UNIT_STRIDE, DTYPE, LUT_LEN, NDIM, TABLE_NDIM, LENGTH, ROW_STRIDE, DEVICE)
+        for rule in (
+            *(CONTIGUOUS, UNIT_STRIDE, DTYPE, PAGE_SIZE_SIGN, LUT_LEN, NDIM, TABLE_NDIM, LENGTH),
+            *(FAULTS_COLUMNS, ROW_STRIDE, POSITIONS, WRITABLE, DEVICE),
+        )
     ),
     *(
         Impossible(launcher, LENGTH, name, "the length that the rule asks for is its own")
@@ -612,14 +654,16 @@ class Frontend:
             arguments["verify_plan_out"] = _plan(arguments, VERIFY_FIELDS)
             arguments["write_plan_out"] = _plan(arguments, WRITE_FIELDS)
         returned = self.launcher(name)(**arguments, **more)
-        outputs = [n for n in call if n.startswith("out_")]
+        outputs = [n for n in call if is_output(n) and call[n] is not None]
         if returned is None:
             return {n: call[n] for n in outputs}
         if name == PLAN:
-            verify, write = returned
-            return {argument: getattr(verify, field) for field, argument in VERIFY_FIELDS.items()} | {
-                argument: getattr(write, field) for field, argument in WRITE_FIELDS.items()
-            }
+            verify, write, *extras = returned
+            returned = (
+                *(getattr(verify, field) for field in VERIFY_FIELDS),
+                *(getattr(write, field) for field in WRITE_FIELDS),
+                *extras,
+            )
         return dict(zip(outputs, returned, strict=True))
 
     def bytes_of(self, array: Any) -> bytes | None:

@@ -4,22 +4,31 @@ from __future__ import annotations
 
 import dataclasses
 import hashlib
-from collections.abc import Callable
+import math
+from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
 from typing import Any, NamedTuple, TypeVar
 
 import numpy as np
 
+from ..constants import NO_PLACE
 from ..plan import VerifyPlan, WritePlan
 from ..reference import launch_canary_plan_kernels_reference
-from ..schema import Plan
+from ..schema import OPTIONAL_OUTPUTS, FaultsFields, Plan
 
 PlanType = TypeVar("PlanType", VerifyPlan, WritePlan)
 Launch = Callable[..., Any]
 """A launcher with `launch_canary_plan_kernels`'s keywords on numpy arrays (contract, section 2).
 
-It fills the plans in place and returns None, or leaves them alone and returns the new pair.
+It fills the plans in place and returns None, or leaves them alone and returns the new pair, followed by
+the optional outputs that it was given.
 """
+
+EXTRAS = {
+    "verify_total_out": (1,),
+    "faults_out": FaultsFields.SHAPE,
+}
+"""Shapes of the optional outputs, all int64."""
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True, eq=False)
@@ -36,23 +45,41 @@ class PlanInputs:
     req_to_verify_expected_tokens: np.ndarray | None = None
     req_to_verify_expected_tokens_valid_lens: np.ndarray | None = None
     kv_token_id_vs_position_offset: int = 0
+    page_size: int = 1
 
     def keywords(self) -> dict[str, Any]:
-        return {f.name: getattr(self, f.name) for f in dataclasses.fields(self)}
+        """By name; without `page_size` where it is 1, for ports that know no pages."""
+        arguments = {f.name: getattr(self, f.name) for f in dataclasses.fields(self)}
+        if self.page_size == 1:
+            del arguments["page_size"]
+        return arguments
 
 
-class Plans(NamedTuple):
-    """Both plans of one launch."""
-
+class _Pair(NamedTuple):
     verify: VerifyPlan
     write: WritePlan
 
+
+class Plans(_Pair):
+    """Both plans of one launch, a pair; beside it the optional outputs that the launch was given."""
+
+    extras: dict[str, np.ndarray]
+    """By argument name."""
+
+    def __new__(
+        cls, verify: VerifyPlan, write: WritePlan, extras: Mapping[str, np.ndarray] | None = None
+    ) -> Plans:
+        plans = super().__new__(cls, verify, write)
+        plans.extras = {name: extras[name] for name in OPTIONAL_OUTPUTS if name in extras} if extras else {}
+        return plans
+
     def copy(self) -> Plans:
-        return Plans(_copy(self.verify), _copy(self.write))
+        extras = {name: array.copy() for name, array in self.extras.items()}
+        return Plans(_copy(self.verify), _copy(self.write), extras)
 
     def buffers(self) -> dict[str, np.ndarray]:
-        """Every buffer by field name, in the contract's order."""
-        return {f.name: getattr(plan, f.name) for plan in self for f in plan.fields()}
+        """Every buffer by field name, in the contract's order, and the optional outputs."""
+        return {f.name: getattr(plan, f.name) for plan in self for f in plan.fields()} | self.extras
 
     def digest(self) -> bytes:
         """SHA-256 over all bytes of all buffers, in the contract's order, little-endian."""
@@ -70,34 +97,48 @@ class Case(NamedTuple):
     before: Plans
 
     @classmethod
-    def poisoned(cls, name: str, inputs: PlanInputs, *, write_req_capacity: int, seed: int = 0) -> Case:
-        """A case whose plans hold a value of its own in every element, so that no stray write hides."""
+    def poisoned(
+        cls,
+        name: str,
+        inputs: PlanInputs,
+        *,
+        write_req_capacity: int,
+        seed: int = 0,
+        extras: Iterable[str] = (),
+    ) -> Case:
+        """A case whose buffers hold a value of their own in every element, so that no stray write hides.
+
+        `extras` names the optional outputs that the launch gets.
+        """
         before = Plans(
             VerifyPlan(**_poison(VerifyPlan, inputs.verify_capacity, 2 * seed)),
             WritePlan(**_poison(WritePlan, write_req_capacity, 2 * seed + 1)),
+            {name: _poisoned_extra(name, 2 * seed) for name in extras},
         )
         return cls(name, inputs, before)
 
     def run(self, launch: Launch) -> Plans:
         """The plans after `launch`, from a fresh copy of the plans before."""
         plans = self.before.copy()
-        returned = launch(verify_plan_out=plans.verify, write_plan_out=plans.write, **self.inputs.keywords())
+        outputs = {"verify_plan_out": plans.verify, "write_plan_out": plans.write} | plans.extras
+        returned = launch(**outputs, **self.inputs.keywords())
         if returned is None:
             return plans
         try:
-            verify, write = returned
+            verify, write, *extras = returned
+            return Plans(verify, write, dict(zip(plans.extras, extras, strict=True)))
         except (TypeError, ValueError):
+            more = "".join(f", {name}" for name in plans.extras)
             raise TypeError(
-                f"a launcher returns None or the pair of new plans, got {type(returned).__name__}"
+                f"a launcher returns None or the pair of new plans{more}, got {type(returned).__name__}"
             ) from None
-        return Plans(verify, write)
 
     def expected(self) -> Plans:
         """The plans after the reference."""
         return self.run(launch_canary_plan_kernels_reference)
 
     def save(self, path: str | Path) -> None:
-        """Write the case as one `.npz`: inputs by argument name, plans as `before.<field>`."""
+        """Write the case as one `.npz`: inputs by argument name, outputs as `before.<field>`."""
         arrays = {k: v for k, v in self.inputs.keywords().items() if v is not None}
         arrays |= {f"before.{name}": buffer for name, buffer in self.before.buffers().items()}
         np.savez_compressed(path, name=self.name, **arrays)
@@ -117,6 +158,7 @@ class Case(NamedTuple):
             before = Plans(
                 VerifyPlan(**{f.name: arrays[f"before.{f.name}"] for f in VerifyPlan.fields()}),
                 WritePlan(**{f.name: arrays[f"before.{f.name}"] for f in WritePlan.fields()}),
+                {name: arrays[f"before.{name}"] for name in OPTIONAL_OUTPUTS if f"before.{name}" in arrays},
             )
             return cls(str(arrays["name"]), PlanInputs(**keywords), before)
 
@@ -131,14 +173,26 @@ def _required_arrays() -> list[str]:
 
 
 def _poison(plan: type[Plan], capacity: int, salt: int) -> dict[str, np.ndarray]:
-    buffers = {}
-    for i, field in enumerate(plan.fields()):
-        n = field.length.of(capacity)
-        words = np.arange(1, n + 1, dtype=np.uint64) * np.uint64(0x9E3779B97F4A7C15)
-        words ^= np.uint64((salt * 64 + i + 1) * 0xD1B54A32D192ED03 % 2**64)
-        buffers[field.name] = (
-            (words >> np.uint64(64 - 8 * np.dtype(field.dtype).itemsize))
-            .astype(np.dtype(field.dtype).str.replace("i", "u"))
-            .view(field.dtype)
-        )
-    return buffers
+    return {
+        field.name: _noise(field.length.of(capacity), field.dtype, salt * 64 + i + 1)
+        for i, field in enumerate(plan.fields())
+    }
+
+
+def _poisoned_extra(name: str, salt: int) -> np.ndarray:
+    """The kinds of faults have any counts; every third has no place yet, the others any."""
+    values = _noise(math.prod(EXTRAS[name]), "int64", salt * 64 + 40).reshape(EXTRAS[name])
+    if name == "faults_out":
+        values[::3, 1] = NO_PLACE
+        values[1::3, 1] >>= 20
+    return values
+
+
+def _noise(n: int, dtype: str, salt: int) -> np.ndarray:
+    words = np.arange(1, n + 1, dtype=np.uint64) * np.uint64(0x9E3779B97F4A7C15)
+    words ^= np.uint64(salt * 0xD1B54A32D192ED03 % 2**64)
+    return (
+        (words >> np.uint64(64 - 8 * np.dtype(dtype).itemsize))
+        .astype(np.dtype(dtype).str.replace("i", "u"))
+        .view(dtype)
+    )

@@ -11,19 +11,19 @@ from typing import NamedTuple
 
 import numpy as np
 
-from ..batch import Request, requests
-from ..constants import PADDING_ROW
+from ..batch import Request, cells, requests
+from ..constants import FAULT_KINDS
 from ..plan import VerifyPlan, WritePlan
-from ..schema import COLUMNS, Field, Plan
-from .case import Case, Plans
+from ..schema import COLUMNS, Plan
+from .case import EXTRAS, Case, Plans
 
 _PLANS: tuple[type[Plan], type[Plan]] = (VerifyPlan, WritePlan)
-_FIELDS = tuple(field for plan in _PLANS for field in plan.fields())
+_ARGUMENTS = {field.name: field.argument for plan in _PLANS for field in plan.fields()}
 _KINDS = {
     field.name: f"{field.dtype} [{field.length.value.replace('capacity', plan.CAPACITY)}]"
     for plan in _PLANS
     for field in plan.fields()
-}
+} | {name: f"int64 {list(shape)}" for name, shape in EXTRAS.items()}
 
 FIRST_DIFFERENCES = 3
 """How many differences of a field are described; all are counted."""
@@ -35,7 +35,7 @@ class Difference:
 
     field: str
     index: int | None
-    """Element of the buffer; None where the buffer as a whole is wrong."""
+    """Element of the buffer, flat; None where the buffer as a whole is wrong."""
     request: int | None
     """Index in the batch; None for an element that belongs to no request."""
     row: int | None
@@ -75,35 +75,34 @@ def compare(
     before, wanted, got = case.before.buffers(), expected.buffers(), buffers(actual)
     explain = _Explanation(case, enable=bool(expected.verify.enable[0]))
     found = []
-    for field in _FIELDS:
-        want, have = wanted[field.name], got[field.name]
+    for name, want in wanted.items():
+        have = got.get(name)
         if not isinstance(have, np.ndarray) or (have.dtype, have.shape) != (want.dtype, want.shape):
-            wrong = _kind_difference(field, want, have)
-            found.append(FieldDifferences(field.name, want.size, want.size, (wrong,)))
+            wrong = _kind_difference(name, want, have)
+            found.append(FieldDifferences(name, want.size, want.size, (wrong,)))
             continue
         indices = np.flatnonzero(want != have)
         if len(indices):
             described = tuple(
-                _element_difference(field, int(i), before[field.name], want, have, explain)
-                for i in indices[:first]
+                _element_difference(name, int(i), before[name], want, have, explain) for i in indices[:first]
             )
-            found.append(FieldDifferences(field.name, want.size, len(indices), described))
+            found.append(FieldDifferences(name, want.size, len(indices), described))
     return tuple(found)
 
 
 def buffers(plans: Plans) -> dict[str, object]:
     """Every buffer of any pair of plan objects by field name, in the contract's order; None if missing."""
-    found = (
-        (field.name, getattr(plan, field.name, None))
+    found = {
+        field.name: getattr(plan, field.name, None)
         for schema, plan in zip(_PLANS, plans, strict=True)
         for field in schema.fields()
-    )
-    return {name: np.asarray(b) if isinstance(b, np.ndarray) else b for name, b in found}
+    } | getattr(plans, "extras", {})
+    return {name: np.asarray(b) if isinstance(b, np.ndarray) else b for name, b in found.items()}
 
 
-def _kind_difference(field: Field, want: np.ndarray, have: object) -> Difference:
+def _kind_difference(name: str, want: np.ndarray, have: object) -> Difference:
     return Difference(
-        field=field.name,
+        field=name,
         index=None,
         request=None,
         row=None,
@@ -111,7 +110,7 @@ def _kind_difference(field: Field, want: np.ndarray, have: object) -> Difference
         expected=_kind(want),
         actual=_kind(have),
         untouched=False,
-        rule=f"section 3: {field.name} is {_KINDS[field.name]}",
+        rule=f"section 3: {name} is {_KINDS[name]}",
     )
 
 
@@ -123,18 +122,18 @@ def _kind(buffer: object) -> str:
 
 
 def _element_difference(
-    field: Field, index: int, before: np.ndarray, want: np.ndarray, have: np.ndarray, explain: _Explanation
+    name: str, index: int, before: np.ndarray, want: np.ndarray, have: np.ndarray, explain: _Explanation
 ) -> Difference:
-    place = explain.element(field.argument, index)
+    place = explain.element(_ARGUMENTS.get(name, name), index)
     return Difference(
-        field=field.name,
+        field=name,
         index=index,
         request=place.request.index if place.request else None,
         row=place.request.row if place.request else None,
         position=place.position,
-        expected=int(want[index]),
-        actual=int(have[index]),
-        untouched=bool(have[index] == before[index]),
+        expected=int(want.flat[index]),
+        actual=int(have.flat[index]),
+        untouched=bool(have.flat[index] == before.flat[index]),
         rule=place.rule,
     )
 
@@ -164,6 +163,7 @@ class _Explanation:
         explain: dict[str, Callable[[int], _Place]] = {
             "out_write_offsets": self._write_offset,
             "out_write_seed_slot_indices": self._seed,
+            "faults_out": _fault,
         }
         return explain[argument](index) if argument in explain else _Place(_NUMBER_RULES[argument])
 
@@ -217,7 +217,7 @@ class _Explanation:
 
     def _cell_rule(self, r: Request, p: int) -> str | None:
         """The rule for the slot of a cell that is special."""
-        slot, mapping = self.arguments["req_to_token"][r.row, p], self.arguments["full_to_swa_index_mapping"]
+        slot, mapping = cells(self.arguments, r.row, p, p + 1)[0], self.arguments["full_to_swa_index_mapping"]
         if slot < 0:
             return "section 2: a negative slot is a sentinel and passes through unchanged"
         if mapping is not None and slot >= len(mapping):
@@ -263,8 +263,18 @@ class _Explanation:
         )
 
 
+def _fault(index: int) -> _Place:
+    kind, is_place = divmod(index, 2)
+    if is_place:
+        return _Place(
+            f"section 5: the place of {FAULT_KINDS[kind]} is the smallest, as unsigned, "
+            "of the former one and those found"
+        )
+    return _Place(f"section 5: the count of {FAULT_KINDS[kind]} grows by one for each that is found")
+
+
 def _padding_rule(r: Request) -> str:
-    if r.row == PADDING_ROW:
+    if r.is_padding:
         return "section 4: row 0 is a padding request"
     return "section 5: a row outside req_to_token counts as padding"
 
@@ -277,4 +287,5 @@ _NUMBER_RULES = {
     "out_verify_num_valid": "section 4: verify_num_valid is min(total, verify_capacity)",
     "out_verify_enable": "section 4: enable is 1 if total <= verify_capacity, else 0",
     "out_write_num_valid_reqs": "section 4, write rows: write_num_valid_reqs is bs",
+    "verify_total_out": "section 4: verify_total_out is total, also where it is above verify_capacity",
 }

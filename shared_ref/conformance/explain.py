@@ -13,7 +13,7 @@ from typing import Any
 
 import numpy as np
 
-from ..batch import Request, requests
+from ..batch import Request, cells, requests
 from ..constants import NO_SLOT, NO_TOKEN, PADDING_ROW
 from ..faults import request_faults
 from ..plan import VerifyPlan, WritePlan
@@ -133,7 +133,7 @@ class _Explained:
         rows, width = inputs.req_to_token.shape
         window, mapping = inputs.swa_window_size, inputs.full_to_swa_index_mapping
         yield f"Case {self.case.name!r}: {_count(len(self.batch), 'request')}"
-        yield f"  req_to_token of {_count(rows, 'row')} and {_count(width, 'position')}; " + (
+        yield f"  req_to_token of {_count(rows, 'row')} and {_columns_text(width, inputs.page_size)}; " + (
             f"a window of {_count(window, 'token')}" if window > 0 else "full attention"
         )
         yield "  slots are " + (
@@ -160,7 +160,7 @@ class _Explained:
 
     def _all_requests(self) -> Iterator[str]:
         shown = 0
-        for is_padding, group in itertools.groupby(self.batch, key=lambda r: r.row == PADDING_ROW):
+        for is_padding, group in itertools.groupby(self.batch, key=lambda r: r.is_padding):
             run = list(group)
             if is_padding and len(run) > 1:
                 yield from ("", f"requests {run[0].index} to {run[-1].index}: padding, row {PADDING_ROW}")
@@ -173,7 +173,7 @@ class _Explained:
             yield from ("", f"... {_count(shown - MOST_REQUESTS, 'more request')}, to be asked for by number")
 
     def _request(self, r: Request) -> Iterator[str]:
-        if r.row == PADDING_ROW:
+        if r.is_padding:
             yield f"request {r.index}: padding, row {PADDING_ROW}"
         elif not r.active:
             yield f"request {r.index}: row {r.row}, counts as padding"
@@ -235,7 +235,7 @@ class _Explained:
         """The table's slot, and what it is translated to."""
         if self.case.inputs.full_to_swa_index_mapping is None:
             return str(slot)
-        return f"{self.case.inputs.req_to_token[row, position]} -> {slot}"
+        return f"{cells(self.arguments, row, position, position + 1)[0]} -> {slot}"
 
     def _write(self, r: Request) -> str:
         offsets, seeds = self.plans.write.write_offsets, self.plans.write.write_seed_slot_indices
@@ -271,17 +271,23 @@ def _count(n: int, thing: str, things: str | None = None) -> str:
     return f"{n:,} {thing if n == 1 else things or f'{thing}s'}"
 
 
+def _columns_text(width: int, page_size: int) -> str:
+    if page_size == 1:
+        return _count(width, "position")
+    return f"{_count(width, 'page')} of {page_size} positions"
+
+
 def _indented(lines: Iterable[str]) -> Iterator[str]:
     return (f"  {line}" for line in lines)
 
 
 def _input_differences(case: Case, other: Case) -> list[str]:
     """Lines on what one case has and the other has not, plans before the launch included."""
-    pairs = [(name, value, getattr(other.inputs, name)) for name, value in case.inputs.keywords().items()] + [
-        (f"before.{name}", buffer, other.before.buffers()[name])
-        for name, buffer in case.before.buffers().items()
-    ]
-    return [line for name, here, there in pairs for line in _value_differences(name, here, there)] or ["none"]
+    names = [f.name for f in dataclasses.fields(case.inputs)]
+    pairs = [(name, getattr(case.inputs, name), getattr(other.inputs, name)) for name in names]
+    here, there = case.before.buffers(), other.before.buffers()
+    pairs += [(f"before.{name}", here.get(name), there.get(name)) for name in here | there]
+    return [line for pair in pairs for line in _value_differences(*pair)] or ["none"]
 
 
 def _value_differences(name: str, here: Any, there: Any) -> Iterator[str]:

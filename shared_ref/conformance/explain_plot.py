@@ -8,7 +8,6 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from ..batch import Request, requests
-from ..constants import PADDING_ROW
 from ..faults import request_faults
 from .case import Case
 
@@ -194,4 +193,4 @@ def _label(axes: Any, case: Case, shown: list[Request], total: int) -> None:
 
 
 def _name(r: Request) -> str:
-    return f"{r.index} (padding)" if r.row == PADDING_ROW else f"{r.index} ({r.row})"
+    return f"{r.index} (padding)" if r.is_padding else f"{r.index} ({r.row})"

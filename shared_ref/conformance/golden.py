@@ -19,15 +19,15 @@ import numpy as np
 
 from ..backends import Backend
 from ..plan import VerifyPlan, WritePlan
-from ..schema import LAUNCH_ENTRIES, LAUNCH_OFFSETS, LAUNCH_PLAN, Launcher
+from ..schema import LAUNCH_ENTRIES, LAUNCH_OFFSETS, LAUNCH_PLAN, OPTIONAL_OUTPUTS, Launcher
 from .case import Case, Launch, PlanInputs, Plans
 from .compare import FIRST_DIFFERENCES, Difference, FieldDifferences
 from .runner import run
 
 FORMAT_VERSION = 1
 """Of the files' layout. A reader refuses any other."""
-CONTRACT_VERSION = 1
-"""Of the bytes that sections 2 to 5 of the contract ask for."""
+CONTRACT_VERSION = 2
+"""Of what sections 2 to 5 of the contract ask for. Version 1 had no pages and no optional outputs."""
 
 MANIFEST = "manifest.json"
 ALIGNMENT = 8
@@ -71,9 +71,15 @@ class Vector:
     fault: str | None
     """Text of the first fault among the values (contract, section 5), or None."""
     arguments: dict[str, Any]
-    """The launcher's arguments that it only reads, by name; None for an optional one that is absent."""
+    """The launcher's arguments that it only reads, by name; None for an optional one that is absent.
+
+    `page_size` is among them only where it is not 1.
+    """
     before: Arrays
-    """The buffers that it writes: a plan's by field name, a staged launcher's by argument name."""
+    """The buffers that it writes: a plan's by field name, a staged launcher's by argument name.
+
+    An optional output is among them, by argument name, if the launch gets it.
+    """
     expected: Arrays
     """The same buffers after the launch."""
 
@@ -108,6 +114,7 @@ def _plans(buffers: Arrays) -> Plans:
     return Plans(
         VerifyPlan(**{f.name: buffers[f.name] for f in VerifyPlan.fields()}),
         WritePlan(**{f.name: buffers[f.name] for f in WritePlan.fields()}),
+        {name: buffers[name] for name in OPTIONAL_OUTPUTS if name in buffers},
     )
 
 
@@ -195,9 +202,9 @@ def _staged_differences(vector: Vector, buffers: Arrays) -> Iterable[FieldDiffer
                 request=None,
                 row=None,
                 position=None,
-                expected=int(want[i]),
-                actual=int(have[i]),
-                untouched=bool(have[i] == before[i]),
+                expected=int(want.flat[i]),
+                actual=int(have.flat[i]),
+                untouched=bool(have.flat[i] == before.flat[i]),
                 rule=rule,
             )
             for i in indices[:FIRST_DIFFERENCES]

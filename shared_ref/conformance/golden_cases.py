@@ -7,15 +7,15 @@ is not said of a launch is that of `BASE`: four requests, few shapes, so that a 
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 import numpy as np
 
 from ..constants import PLAN_BS_BLOCK_SIZE, VERIFY_OFFSETS_SCRATCH_LEN
 from ..plan import VerifyPlan, WritePlan
-from ..schema import COLUMNS, LAUNCH_ENTRIES, LAUNCH_OFFSETS, LAUNCH_PLAN
-from .case import Case, PlanInputs
+from ..schema import LAUNCH_ENTRIES, LAUNCH_OFFSETS, LAUNCH_PLAN
+from .case import EXTRAS, Case, PlanInputs
 
 INT32_MIN, INT32_MAX = -(2**31), 2**31 - 1
 INT64_MIN, INT64_MAX = -(2**63), 2**63 - 1
@@ -48,6 +48,10 @@ def definitions() -> Iterator[Definition]:
         _rows_and_lengths,
         _cells,
         _staged,
+        _pages,
+        _totals,
+        _faults,
+        _staged_pages_and_faults,
     ):
         yield from group()
 
@@ -92,11 +96,37 @@ TOKENS: dict[str, Any] = {
 }
 
 
-def _plan(name: str, story: str, *, spare: int = 2, **changes: Any) -> Definition:
-    """A launch of `launch_canary_plan_kernels`; `spare`: write rows beyond the batch."""
+EVERYTHING: dict[str, Any] = {
+    "req_pool_indices": _ints(3, 2**32 + 1, 2, 1),
+    "prefix_lens": _ints(2**32 + 3, 5, 12, -3),
+    "extend_seq_lens": _ints(INT64_MAX, 1, INT64_MAX, INT64_MIN),
+    "req_to_token": np.resize(
+        np.array([INT32_MAX, INT32_MIN, -1, 0, POOL - 1, POOL], np.int32), (ROWS, WIDTH)
+    ),
+    "full_to_swa_index_mapping": MAPPING,
+    "req_to_verify_expected_tokens": _counting(5000, 3, 7),
+    "req_to_verify_expected_tokens_valid_lens": _ints(2**32, 9, INT64_MAX, -1),
+    "kv_token_id_vs_position_offset": -1,
+}
+"""Every kind of fault, and 28 entries."""
+PAGED: dict[str, Any] = {"req_to_token": _counting(0, columns=4), "page_size": 4}
+"""Page 4 * row + column: as many positions as the other table has, and the same slots but for one less."""
+VAST_PAGES: dict[str, Any] = {
+    "req_to_token": np.array([[0, 0, 0], [0, 1, 0], [4, -5, 6], [7, 8, INT32_MAX]], np.int32),
+    "page_size": INT32_MAX,
+    "prefix_lens": _ints(2**31 + 3, 3 * INT32_MAX, 3 * INT32_MAX, 2**32 + 1),
+    "swa_window_size": 5,
+}
+
+
+def _plan(name: str, story: str, *, spare: int = 2, extras: Sequence[str] = (), **changes: Any) -> Definition:
+    """A launch of `launch_canary_plan_kernels`.
+
+    `spare`: write rows beyond the batch; `extras`: the optional outputs that it gets.
+    """
     arguments = BASE | changes
     capacity = len(arguments["req_pool_indices"]) + spare
-    case = Case.poisoned(name, PlanInputs(**arguments), write_req_capacity=capacity)
+    case = Case.poisoned(name, PlanInputs(**arguments), write_req_capacity=capacity, extras=extras)
     return Definition(
         name=name, story=story, launcher=LAUNCH_PLAN.name, arguments=arguments, before=case.before.buffers()
     )
@@ -470,18 +500,10 @@ def _cells() -> Iterator[Definition]:
         prefix_lens=_ints(9, -9, WIDTH + 1, 12),
         extend_seq_lens=_ints(-4, -9, 3, -1),
     )
-    odd = np.resize(np.array([INT32_MAX, INT32_MIN, -1, 0, POOL - 1, POOL], np.int32), (ROWS, WIDTH))
     yield _plan(
         "everything-at-once",
         "Rows, lengths, slots and tokens that make no sense, in one batch.",
-        req_pool_indices=_ints(3, 2**32 + 1, 2, 1),
-        prefix_lens=_ints(2**32 + 3, 5, 12, -3),
-        extend_seq_lens=_ints(INT64_MAX, 1, INT64_MAX, INT64_MIN),
-        req_to_token=odd,
-        full_to_swa_index_mapping=MAPPING,
-        req_to_verify_expected_tokens=_counting(5000, 3, 7),
-        req_to_verify_expected_tokens_valid_lens=_ints(2**32, 9, INT64_MAX, -1),
-        kv_token_id_vs_position_offset=-1,
+        **EVERYTHING,
     )
 
 
@@ -512,7 +534,7 @@ _STAGED_NAMES = {f.name: f.argument for plan in (VerifyPlan, WritePlan) for f in
 
 
 def _staged_buffers(definition: Definition) -> dict[str, np.ndarray]:
-    return {_STAGED_NAMES[name]: buffer for name, buffer in definition.before.items()}
+    return {_STAGED_NAMES.get(name, name): buffer for name, buffer in definition.before.items()}
 
 
 def _scratch() -> np.ndarray:
@@ -522,12 +544,12 @@ def _scratch() -> np.ndarray:
 def _offsets(name: str, story: str, **changes: Any) -> Definition:
     definition = _plan(name, story, **changes)
     buffers = _staged_buffers(definition) | {"out_verify_offsets_scratch": _scratch()}
-    names = {t.name for t in LAUNCH_OFFSETS.tensors} | {"swa_window_size", "verify_capacity"}
+    names = {t.name for t in LAUNCH_OFFSETS.tensors} | {"swa_window_size", "verify_capacity", "page_size"}
     return dataclasses.replace(
         definition,
         launcher=LAUNCH_OFFSETS.name,
         arguments={k: v for k, v in definition.arguments.items() if k in names},
-        before={t.name: buffers[t.name] for t in LAUNCH_OFFSETS.tensors if t.output},
+        before={t.name: buffers[t.name] for t in LAUNCH_OFFSETS.tensors if t.output and t.name in buffers},
     )
 
 
@@ -541,5 +563,140 @@ def _entries(name: str, story: str, enable: int = 1, **changes: Any) -> Definiti
         definition,
         launcher=LAUNCH_ENTRIES.name,
         arguments={k: values[k] for k in names if k in values},
-        before={column: buffers[column] for column in COLUMNS},
+        before={t.name: buffers[t.name] for t in LAUNCH_ENTRIES.tensors if t.output and t.name in buffers},
+    )
+
+
+# Pages and optional outputs.
+
+
+def _pages() -> Iterator[Definition]:
+    yield _plan(
+        "pages-of-four",
+        "A block table: prefixes end one token into a page, at its end, and inside; tokens lie one by one.",
+        prefix_lens=_ints(9, 0, 4, 11),
+        **PAGED,
+        **TOKENS,
+    )
+    yield _plan(
+        "window-in-pages",
+        "A window begins on a page's border, with its predecessor in the page before; another inside a page.",
+        **PAGED,
+        **WINDOWED,
+    )
+    pages = PAGED["req_to_token"].copy()
+    pages[2, :2], pages[1, 1:3] = (-7, 0), (INT32_MIN, 0)
+    yield _plan(
+        "sentinel-and-dummy-pages",
+        "A negative cell is the slot of its whole page, and page 0 is a page like any.",
+        **PAGED | {"req_to_token": pages},
+        full_to_swa_index_mapping=MAPPING,
+    )
+    yield _plan(
+        "page-across-the-end-of-the-mapping",
+        "A page whose first two slots the mapping has, and whose last two it does not.",
+        **PAGED,
+        **WINDOWED | {"full_to_swa_index_mapping": MAPPING[:38]},
+    )
+    yield _plan(
+        "prefix-one-past-the-pages",
+        "Five pages of three: no sixteenth position exists, and the seed is the last page's last slot.",
+        **_only(0, prefix_lens=16),
+        req_to_token=_counting(0, columns=5),
+        page_size=3,
+    )
+    yield _plan(
+        "positions-past-int32",
+        "Pages so large that positions, slots and places need 64 bits.",
+        **VAST_PAGES,
+        full_to_swa_index_mapping=MAPPING,
+        extras=tuple(EXTRAS),
+    )
+
+
+def _totals() -> Iterator[Definition]:
+    yield _plan(
+        "total-of-an-overflow",
+        "One entry too many: the total says so, where verify_num_valid stops at the capacity.",
+        prefix_lens=_ints(16, 0, 5, 12),
+        extras=("verify_total_out",),
+    )
+    bs = 512
+    yield _plan(
+        "total-past-int32",
+        "2**32 entries, which an int32 sum takes for none: 512 requests share a page of 2**23 positions.",
+        spare=0,
+        req_pool_indices=np.ones(bs, np.int64),
+        prefix_lens=np.full(bs, 2**23),
+        extend_seq_lens=np.ones(bs, np.int64),
+        req_to_token=_counting(1, rows=2, columns=1),
+        page_size=2**23,
+        extras=("verify_total_out",),
+    )
+
+
+def _faults() -> Iterator[Definition]:
+    faults = ("faults_out",)
+    yield _plan(
+        "faults-of-every-kind", "Each kind is counted, on top of what there was.", **EVERYTHING, extras=faults
+    )
+    yield _plan(
+        "faults-of-an-overflow",
+        "The entries do not fit, so their cells are not looked at: only the requests' own faults count.",
+        **EVERYTHING | {"verify_capacity": 27},
+        extras=tuple(EXTRAS),
+    )
+    cells = _table()
+    cells[2, 3], cells[3, 15] = INT32_MAX, -1
+    yield _plan(
+        "faults-of-cells-that-are-no-entries",
+        "A predecessor before a window, a seed behind all entries, a padding request: not counted.",
+        prefix_lens=_ints(9, -9, WIDTH + 40, 12),
+        req_to_token=cells,
+        **WINDOWED,
+        extras=faults,
+    )
+    definition = _plan(
+        "faults-on-top-of-former-ones",
+        "Counts wrap; of a former place and a new one the smaller stays, and -1 is the largest.",
+        **EVERYTHING,
+        extras=faults,
+    )
+    definition.before["faults_out"][:] = [
+        *((INT64_MAX, -1), (7, 0), (1, 5 << 48), (0, -1)),
+        *((2, -2), (3, 2 << 48), (4, 1), (INT64_MIN, 2**62)),
+    ]
+    yield definition
+
+
+def _staged_pages_and_faults() -> Iterator[Definition]:
+    yield _offsets(
+        "staged-offsets-of-pages",
+        "The total and the requests' own faults, not those of cells.",
+        **PAGED | {"req_to_token": _counting(-9, columns=4)},
+        req_pool_indices=_ints(2, -1, 3, 1),
+        prefix_lens=_ints(9, 0, 17, 12),
+        extend_seq_lens=_ints(1, -1, 3, -2),
+        swa_window_size=5,
+        extras=tuple(EXTRAS),
+    )
+    yield _entries(
+        "staged-entries-of-vast-pages",
+        "Slots of 64 bits, and the faults of cells, not the requests' own.",
+        **VAST_PAGES,
+        req_pool_indices=_ints(2, 9, 3, 1),
+        extras=("faults_out",),
+    )
+    yield _entries(
+        "staged-faults-disabled",
+        "verify_enable is 0: nothing is counted.",
+        enable=0,
+        **EVERYTHING,
+        extras=("faults_out",),
+    )
+    yield _entries(
+        "staged-faults-of-entries-that-do-not-fit",
+        "verify_enable says that they fit, the columns do not: nothing is counted.",
+        **EVERYTHING | {"verify_capacity": 27},
+        extras=("faults_out",),
     )

@@ -83,17 +83,18 @@ def case_sizes(case: Case) -> dict[str, int | str]:
     """A case's configuration, in the contract's words."""
     inputs = case.inputs
     mapping, tokens = inputs.full_to_swa_index_mapping, inputs.req_to_verify_expected_tokens
-    max_reqs, max_seq_len = inputs.req_to_token.shape
+    max_reqs, columns = inputs.req_to_token.shape
     return {
         "bs": len(inputs.req_pool_indices),
         "max_reqs": max_reqs,
-        "max_seq_len": max_seq_len,
+        "max_seq_len": columns * inputs.page_size,
         "swa_window_size": inputs.swa_window_size,
         "lut_len": "no mapping" if mapping is None else len(mapping),
         "token_table": "no tokens" if tokens is None else " x ".join(map(str, tokens.shape)),
         "verify_capacity": inputs.verify_capacity,
         "write_req_capacity": len(case.before.write.write_seed_slot_indices),
         "token_offset": inputs.kv_token_id_vs_position_offset,
+        "page_size": inputs.page_size,
     }
 
 

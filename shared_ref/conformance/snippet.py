@@ -81,7 +81,10 @@ def snippet(case: Case, implementation: Launch | str | None = None) -> str:
         lines += [*_before_lines(case), f"case = Case({case.name!r}, inputs, before)"]
     else:
         room = len(case.before.write.write_seed_slot_indices)
-        lines.append(f"case = Case.poisoned({case.name!r}, inputs, write_req_capacity={room}, seed={seed})")
+        more = f", extras={tuple(case.before.extras)}" if case.before.extras else ""
+        lines.append(
+            f"case = Case.poisoned({case.name!r}, inputs, write_req_capacity={room}, seed={seed}{more})"
+        )
     lines.append("assert_conforms(implementation, case)")
     return "\n".join([*_imports(implementation, with_plans=seed is None), "", *lines]) + "\n"
 
@@ -130,7 +133,9 @@ def _poison_seed(case: Case) -> int | None:
     """The `seed` that `Case.poisoned` has made the plans before the launch from."""
     room, digest = len(case.before.write.write_seed_slot_indices), case.before.digest()
     for seed in range(_SEEDS):
-        poisoned = Case.poisoned(case.name, case.inputs, write_req_capacity=room, seed=seed)
+        poisoned = Case.poisoned(
+            case.name, case.inputs, write_req_capacity=room, seed=seed, extras=case.before.extras
+        )
         if poisoned.before.digest() == digest:
             return seed
     return None
@@ -143,6 +148,10 @@ def _before_lines(case: Case) -> Iterator[str]:
         for name in names:
             yield from _array_lines(name, getattr(plan, name))
         plans.append(f"{type(plan).__name__}({', '.join(f'{name}={name}' for name in names)})")
+    for name, array in case.before.extras.items():
+        yield from _array_lines(name, array)
+    if case.before.extras:
+        plans.append(f"{{{', '.join(f'{name!r}: {name}' for name in case.before.extras)}}}")
     yield f"before = Plans({', '.join(plans)})"
 
 

@@ -1,8 +1,9 @@
 """Hypothesis strategies for launches: `cases` for whatever compiles per shape, `free_cases` for the rest.
 
-Values are free; shapes and static integers come from `LAYOUTS`, so that a compiler sees a bounded number
-of programs: one a layout and batch size, 26 in all. A failure shrinks to the fewest requests, the first
-layout that still fails, tables that count their cells up, and no odd cells.
+Values are free; shapes, static integers and the optional outputs come from `LAYOUTS`, so that a compiler
+sees a bounded number of programs: one a layout and batch size, 31 in all. A failure shrinks to the fewest
+requests, the first layout that still fails, tables that count their cells up, and no odd cells. Give
+`PLAIN_LAYOUTS` to judge an implementation that knows neither pages nor optional outputs.
 """
 
 from __future__ import annotations
@@ -17,7 +18,7 @@ from typing import NamedTuple
 import numpy as np
 
 from ..constants import PADDING_ROW
-from .case import Case, PlanInputs
+from .case import EXTRAS, Case, PlanInputs
 
 try:
     from hypothesis import strategies as st
@@ -51,7 +52,17 @@ class Layout(NamedTuple):
     """`write_req_capacity` beyond the batch."""
     batch_sizes: tuple[int, ...] = (3,)
     """Ascending. Smaller batches are padded."""
+    page_size: int = 1
+    extras: tuple[str, ...] = ()
+    """The optional outputs that the launch gets."""
 
+    @property
+    def positions(self) -> int:
+        """Of a row: the contract's `max_seq_len`."""
+        return self.table[1] * self.page_size
+
+
+_BOTH = tuple(EXTRAS)
 
 LAYOUTS = (
     Layout("full attention", verify_capacity=64, spare_write_rows=2, batch_sizes=(0, 1, 3, 8)),
@@ -64,16 +75,59 @@ LAYOUTS = (
         window=5,
         verify_capacity=12,
         batch_sizes=(0, 3, 8, 40),
+        extras=_BOTH,
     ),
-    Layout("short mapping", mapping=7, tokens=(2, 12), offset=-1, verify_capacity=32, batch_sizes=(1, 3, 8)),
+    Layout(
+        "short mapping",
+        mapping=7,
+        tokens=(2, 12),
+        offset=-1,
+        verify_capacity=32,
+        batch_sizes=(1, 3, 8),
+        extras=("faults_out",),
+    ),
     Layout("one slot", mapping=1, tokens=(4, 16), window=INT32_MAX, offset=INT32_MAX),
-    Layout("no entries", mapping=65, window=4, verify_capacity=0, batch_sizes=(0, 1, 3)),
+    Layout(
+        "no entries",
+        mapping=65,
+        window=4,
+        verify_capacity=0,
+        batch_sizes=(0, 1, 3),
+        extras=("verify_total_out",),
+    ),
     Layout("long", table=(3, 300), mapping=900, tokens=(3, 300), window=128, offset=1, verify_capacity=300),
     Layout("no rows", table=(0, 16), mapping=7, tokens=(0, 4), window=2, offset=1, verify_capacity=4),
     Layout("padding row alone", table=(1, 16), verify_capacity=4),
     Layout("no columns", table=(4, 0), mapping=7, tokens=(4, 0), window=2, offset=-1, verify_capacity=4),
     Layout("one column", table=(4, 1), mapping=7, tokens=(4, 1), offset=INT32_MIN, verify_capacity=1),
+    Layout(
+        "pages of two",
+        table=(4, 7),
+        page_size=2,
+        mapping=31,
+        tokens=(3, 12),
+        window=3,
+        offset=1,
+        verify_capacity=8,
+        spare_write_rows=1,
+        batch_sizes=(3, 8),
+        extras=_BOTH,
+    ),
+    Layout("pages of three", table=(4, 5), page_size=3, verify_capacity=24, batch_sizes=(1, 3)),
+    Layout(
+        "pages of sixteen",
+        table=(3, 2),
+        page_size=16,
+        mapping=70,
+        tokens=(3, 30),
+        window=20,
+        verify_capacity=48,
+        extras=("faults_out",),
+    ),
 )
+
+PLAIN_LAYOUTS = tuple(layout._replace(extras=()) for layout in LAYOUTS if layout.page_size == 1)
+"""Without pages and optional outputs."""
 
 
 def cases(corrupt: bool | None = None, *, layouts: Sequence[Layout] = LAYOUTS) -> st.SearchStrategy[Case]:
@@ -91,9 +145,14 @@ def cases(corrupt: bool | None = None, *, layouts: Sequence[Layout] = LAYOUTS) -
     return _cases(_by_programs(layouts), corrupt)
 
 
-def free_cases(corrupt: bool | None = None) -> st.SearchStrategy[Case]:
-    """Like `cases`, but windows, offsets and capacities are free too: for what does not compile per shape."""
-    return _cases(_free_layouts(), corrupt)
+def free_cases(
+    corrupt: bool | None = None, *, layouts: Sequence[Layout] = LAYOUTS
+) -> st.SearchStrategy[Case]:
+    """Like `cases`, but windows, offsets and capacities are free too: for what does not compile per shape.
+
+    So are page sizes and optional outputs, if any of `layouts` has some.
+    """
+    return _cases(_free_layouts(layouts), corrupt)
 
 
 def _by_programs(layouts: Sequence[Layout]) -> st.SearchStrategy[Layout]:
@@ -102,8 +161,12 @@ def _by_programs(layouts: Sequence[Layout]) -> st.SearchStrategy[Layout]:
 
 
 @st.composite
-def _free_layouts(draw: st.DrawFn) -> Layout:
-    layout = draw(_by_programs(LAYOUTS))
+def _free_layouts(draw: st.DrawFn, layouts: Sequence[Layout]) -> Layout:
+    layout = draw(_by_programs(layouts))
+    if any(other.extras for other in layouts):
+        layout = layout._replace(extras=draw(_EXTRAS))
+    if any(other.page_size != 1 for other in layouts):
+        layout = _paged(layout, draw(_PAGE_SIZES))
     window = draw(_WINDOWS)
     return layout._replace(
         window=window if layout.mapping is not None else min(window, 0),
@@ -113,10 +176,22 @@ def _free_layouts(draw: st.DrawFn) -> Layout:
     )
 
 
+def _paged(layout: Layout, page_size: int) -> Layout:
+    """The layout with about as many positions on pages of another size, and a mapping of a page at least."""
+    rows, columns = layout.table
+    return layout._replace(
+        page_size=page_size,
+        table=(rows, -(-columns * layout.page_size // page_size)),
+        mapping=None if layout.mapping is None else max(layout.mapping, page_size),
+    )
+
+
 _WINDOWS = st.integers(0, 17) | st.sampled_from((-1, INT32_MIN, INT32_MAX))
 _OFFSETS = st.integers(-3, 3) | st.integers(INT32_MIN, INT32_MAX)
 _VERIFY_CAPACITIES = st.integers(0, 64)
 _SPARE_WRITE_ROWS = st.integers(0, 3)
+_PAGE_SIZES = st.sampled_from((1, 1, 2, 3, 5, 16))
+_EXTRAS = st.sampled_from(((), *((name,) for name in EXTRAS), _BOTH))
 _CORRUPT = st.booleans()
 _SENTINELS = st.booleans()
 _STRIDED = st.booleans()
@@ -135,12 +210,11 @@ class _Request:
 
     def verified(self, layout: Layout) -> range:
         """The positions of the entries."""
-        rows, width = layout.table
-        if not PADDING_ROW < self.row < rows:
+        if not PADDING_ROW < self.row < layout.table[0]:
             return range(0)
         prefix_len = max(self.prefix_len, 0)
         start = max(prefix_len - layout.window, 0) if layout.window > 0 else 0
-        return range(start, max(start, min(prefix_len, width)))
+        return range(start, max(start, min(prefix_len, layout.positions)))
 
 
 _PADDING = _Request(PADDING_ROW, 0, 0, 0)
@@ -152,13 +226,14 @@ def _cases(draw: st.DrawFn, layouts: st.SearchStrategy[Layout], corrupt: bool | 
     if corrupt is None:
         corrupt = draw(_CORRUPT)
     batch = _batch(draw, layout, corrupt)
-    table, largest_slot = _counting(layout.table, 1), INT32_MAX
+    table, largest_cell = _counting(layout.table, 1), INT32_MAX
     if layout.mapping is not None and not corrupt:
-        largest_slot = layout.mapping - 1
-        table %= layout.mapping
+        pages = layout.mapping // layout.page_size
+        largest_cell = pages - 1
+        table %= pages
     if draw(_SENTINELS):
         table[:, ::3] = -1 - table[:, ::3] % 3
-    _scatter(draw, table, largest_slot)
+    _scatter(draw, table, largest_cell)
     mapping = tokens = valid_lens = None
     if layout.mapping is not None:
         mapping = _counting((layout.mapping,), 1001).astype(np.int64)
@@ -181,19 +256,21 @@ def _cases(draw: st.DrawFn, layouts: st.SearchStrategy[Layout], corrupt: bool | 
         req_to_verify_expected_tokens=tokens,
         req_to_verify_expected_tokens_valid_lens=valid_lens,
         kv_token_id_vs_position_offset=layout.offset,
+        page_size=layout.page_size,
     )
     return Case.poisoned(
         f"{layout.name}, bs {len(batch)}",
         inputs,
         write_req_capacity=len(batch) + layout.spare_write_rows,
         seed=draw(_POISON_SEEDS),
+        extras=layout.extras,
     )
 
 
 def _batch(draw: st.DrawFn, layout: Layout, corrupt: bool) -> list[_Request]:
     size = layout.batch_sizes[min(draw(_SIZES), len(layout.batch_sizes) - 1)]
     token_width = layout.tokens[1] if layout.tokens is not None else 0
-    drawn = draw(_request_lists(*layout.table, token_width, corrupt))
+    drawn = draw(_request_lists(layout.table[0], layout.positions, token_width, corrupt))
     batch = [r for r in drawn if r is not None][:size]
     if len(batch) > 2 and draw(_CROWDS):
         batch = (batch * size)[:size]
@@ -215,20 +292,20 @@ def _totals(verify_capacity: int) -> st.SearchStrategy[int | None]:
 
 @functools.cache
 def _request_lists(
-    rows: int, width: int, token_width: int, corrupt: bool
+    rows: int, positions: int, token_width: int, corrupt: bool
 ) -> st.SearchStrategy[list[_Request | None]]:
     """Requests, and None where one has been shrunk away: the shrinker deletes no long run of choices."""
     anything = st.sampled_from(WRAPPING) | st.integers(INT64_MIN, INT64_MAX)
     last_row = max(rows - 1, 0)
     active_row = st.integers(min(1, last_row), last_row)
-    prefix_len = st.integers(0, width)
+    prefix_len = st.integers(0, positions)
     extend_len = st.integers(0, 5) | st.sampled_from((2**31, 2**32 + 1, 2**62, INT64_MAX))
     valid_len = st.integers(0, token_width)
     any_row = st.integers(0, last_row)
     requests = [st.builds(_Request, any_row, prefix_len, extend_len, valid_len)]
     if corrupt:
         odd_row = st.sampled_from((-1, -2, rows, rows + 1)) | anything
-        odd_prefix_len = st.integers(width - 1, width + 20) | anything
+        odd_prefix_len = st.integers(positions - 1, positions + 20) | anything
         odd_extend_len = extend_len | anything
         odd_valid_len = st.integers(token_width + 1, token_width + 3) | anything
         requests.append(st.builds(_Request, odd_row, prefix_len, odd_extend_len, odd_valid_len))
@@ -237,7 +314,7 @@ def _request_lists(
     else:
         requests.append(st.builds(_Request, st.just(PADDING_ROW), anything, anything, anything))
         requests.append(
-            st.builds(_Request, active_row, st.integers(min(1, width), width), extend_len, valid_len)
+            st.builds(_Request, active_row, st.integers(min(1, positions), positions), extend_len, valid_len)
         )
     return st.lists(st.one_of(st.none(), *requests), min_size=3, max_size=8)
 
@@ -250,7 +327,7 @@ def _fitting(batch: list[_Request], layout: Layout) -> list[_Request]:
 
 def _with_total(batch: list[_Request], layout: Layout, total: int) -> list[_Request]:
     """The batch with prefixes cut, then stretched, until it has `total` verify entries, if it can."""
-    longest = min(layout.table[1], layout.window) if layout.window > 0 else layout.table[1]
+    longest = min(layout.positions, layout.window) if layout.window > 0 else layout.positions
     counts: list[int] = []
     for r in batch:
         counts.append(min(len(r.verified(layout)), total - sum(counts)))
@@ -287,7 +364,7 @@ def _scatter(draw: st.DrawFn, array: np.ndarray, largest: int) -> None:
 
 @functools.cache
 def _scattered(size: int, smallest: int, largest: int) -> st.SearchStrategy[dict[int, int]]:
-    values = st.integers(-3, min(largest, 100)) | st.sampled_from((smallest, largest))
+    values = st.integers(-3, min(largest, 100)) | st.sampled_from((0, smallest, largest))
     return st.dictionaries(st.integers(0, size - 1), values, max_size=6)
 
 

@@ -55,6 +55,7 @@ class OnDevice:
 
     def __init__(self, case: Case, placement: Placement = ALIGNED, device: Any = "cuda") -> None:
         self.inputs = placed(case.inputs.keywords(), placement, device)
+        self.extras = {k: torch.from_numpy(v).to(device) for k, v in case.before.extras.items()}
         self.verify = kvcanary_torch.VerifyPlan(**placed(vars(case.before.verify), placement, device))
         self.write = kvcanary_torch.WritePlan(**placed(vars(case.before.write), placement, device))
         scratch = torch.full((SCRATCH_LEN,), POISON, dtype=torch.int64, device=device)
@@ -62,7 +63,7 @@ class OnDevice:
 
     def launch(self) -> None:
         returned = kvcanary_torch.launch_canary_plan_kernels(
-            verify_plan_out=self.verify, write_plan_out=self.write, **self.inputs
+            verify_plan_out=self.verify, write_plan_out=self.write, **self.inputs, **self.extras
         )
         assert returned is None
 
@@ -75,14 +76,15 @@ class OnDevice:
         assert getattr(kvcanary_torch, launcher.name)(**arguments) is None
 
     def values_for(self, launcher: Launcher) -> tuple:
-        """A launcher's arguments, the optional integers among them None."""
-        values = self.inputs | plan_arguments(self.verify, self.write) | self.scratch
+        """A launcher's arguments, the optional ones that are not there None."""
+        values = {"page_size": 1} | self.inputs | plan_arguments(self.verify, self.write) | self.scratch
+        values |= self.extras
         values["verify_enable"] = self.verify.enable
         return tuple(values.get(name) for name in names_of(launcher))
 
     def tensors(self) -> dict[str, Any]:
-        """The plans' tensors by field."""
-        return vars(self.verify) | vars(self.write)
+        """The plans' tensors by field, and the optional outputs."""
+        return vars(self.verify) | vars(self.write) | self.extras
 
     def plans(self) -> Plans:
         """What the plans hold, and a check of the poison around them. Waits for the current stream."""
@@ -95,6 +97,7 @@ class OnDevice:
         return Plans(
             VerifyPlan(**{f.name: arrays[f.name] for f in VerifyPlan.fields()}),
             WritePlan(**{f.name: arrays[f.name] for f in WritePlan.fields()}),
+            {name: arrays[name] for name in self.extras},
         )
 
 

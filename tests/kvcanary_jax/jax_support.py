@@ -44,8 +44,9 @@ def on_device(value: Any, device: Any = None) -> Any:
 
 
 def jax_inputs(case: Case, device: Any = None) -> dict[str, Any]:
-    """The launcher's arguments without the plans."""
-    return {name: on_device(value, device) for name, value in case.inputs.keywords().items()}
+    """The launcher's arguments without the plans; the optional outputs among them."""
+    arguments = case.inputs.keywords() | case.before.extras
+    return {name: on_device(value, device) for name, value in arguments.items()}
 
 
 def jax_plans(plans: Plans, device: Any = None) -> tuple[kvcanary_jax.VerifyPlan, kvcanary_jax.WritePlan]:
@@ -98,7 +99,10 @@ def deleted(plans: tuple[Any, Any]) -> set[str]:
 
 
 def assert_plans(got: tuple[Any, Any], expected: Plans) -> None:
-    """Every field of the contract: its dtype and its elements."""
+    """Every field of the contract: its dtype and its elements; then the optional outputs."""
+    got, extras = got[:2], got[2:]
+    for (name, array), have in zip(expected.extras.items(), extras, strict=True):
+        np.testing.assert_array_equal(np.asarray(have), array, err_msg=name)
     for plan, reference in zip(got, expected, strict=True):
         for field in reference.fields():
             buffer = np.asarray(getattr(plan, field.name))

@@ -15,7 +15,7 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from interpreted import interpreted, run
-from jax_support import jax, jax_inputs, jax_plans
+from jax_support import jax, jax_inputs, jax_plans, on_device
 from named_cases import NAMED_CASES
 
 from shared_ref.conformance.case import Case
@@ -62,7 +62,9 @@ def plan(version: str, case: Case) -> tuple[dict[str, np.ndarray], list[str]]:
     import kvcanary_jax.triton as implementation
 
     devices = [types.SimpleNamespace(core_count=MULTIPROCESSORS)]
-    arguments = jax_inputs(case) | plan_arguments(*jax_plans(case.before))
+    optional: dict[str, Any] = {"page_size": 1, "verify_total_out": None, "faults_out": None}
+    arguments = optional | jax_inputs(case) | plan_arguments(*jax_plans(case.before))
+    arguments |= {name: on_device(array) for name, array in case.before.extras.items()}
     before = {k: np.array(v) for k, v in arguments.items() if isinstance(v, jax.Array)}
     with (
         mock.patch.object(implementation, "jax_triton", stand_in),
@@ -89,7 +91,7 @@ def triton_call_0_3(
     """
     arguments = [_copied(operand) for operand in operands]
     arrays = [argument for argument in arguments if isinstance(argument, np.ndarray)]
-    outputs: list[Any] = [None] * len(out_shape)
+    outputs: list[Any] = [np.full(s.shape, -7, s.dtype) for s in out_shape]
     for i, o in input_output_aliases.items():
         outputs[o] = arrays[i]
     assert [(o.shape, o.dtype) for o in outputs] == [(s.shape, s.dtype) for s in out_shape]
@@ -142,7 +144,8 @@ def _run(
 
 def assert_plan_equals_the_reference(version: str, case: Case) -> None:
     outputs, changed = interpreted(plan, version, case)
-    expected = plan_arguments(*case.expected())
+    after = case.expected()
+    expected = plan_arguments(*after) | after.extras
     assert outputs.keys() == expected.keys()
     for name, buffer in expected.items():
         assert outputs[name].dtype == buffer.dtype, name

@@ -20,7 +20,7 @@ from shared_ref import VerifyPlan, WritePlan
 from shared_ref.batch import requests
 from shared_ref.conformance import strategies
 from shared_ref.conformance.case import Case, PlanInputs, Plans
-from shared_ref.conformance.strategies import LAYOUTS, cases, free_cases
+from shared_ref.conformance.strategies import LAYOUTS, PLAIN_LAYOUTS, cases, free_cases
 from shared_ref.faults import request_faults
 
 INT64_MIN, INT64_MAX = -(2**63), 2**63 - 1
@@ -63,6 +63,8 @@ def case(
     tokens: np.ndarray | None = None,
     valid_lens: list[int] | None = None,
     offset: int = 0,
+    page_size: int = 1,
+    extras: tuple[str, ...] = (),
 ) -> Case:
     inputs = PlanInputs(
         req_pool_indices=int64(rows),
@@ -75,9 +77,10 @@ def case(
         req_to_verify_expected_tokens=tokens,
         req_to_verify_expected_tokens_valid_lens=None if valid_lens is None else int64(valid_lens),
         kv_token_id_vs_position_offset=offset,
+        page_size=page_size,
     )
     rows_of_plan = len(rows) if write_req_capacity is None else write_req_capacity
-    return Case.poisoned("hand-written", inputs, write_req_capacity=rows_of_plan)
+    return Case.poisoned("hand-written", inputs, write_req_capacity=rows_of_plan, extras=extras)
 
 
 def entries(plans: Plans) -> list[tuple[int, int, int, int]]:
@@ -339,6 +342,176 @@ def test_seeds_behind_the_batch_stay_as_they_were() -> None:
     assert seeds[2:].tobytes() == roomy.before.write.write_seed_slot_indices[2:].tobytes()
 
 
+# Pages
+
+PAGES = np.array([[0, 0, 0], [5, 2, 7], [-4, 0, 3], [9, 8, 6]], np.int32)
+"""Pages of slots; with four slots each, page 5 has the slots 20 to 23."""
+
+
+def test_a_cell_of_pages_is_the_slot_of_its_position_inside_the_page() -> None:
+    plans = case([1], [6], [1], table=PAGES, page_size=4).expected()
+    assert entries(plans) == [
+        (20, -1, 0, -1),
+        (21, -1, 1, 20),
+        (22, -1, 2, 21),
+        (23, -1, 3, 22),
+        (8, -1, 4, 23),
+        (9, -1, 5, 8),
+    ]
+    assert plans.write.write_seed_slot_indices.tolist() == [9]
+
+
+@pytest.mark.parametrize(
+    ("window", "expected"),
+    [
+        (1, [(109, -1, 5, 108)]),
+        (2, [(108, -1, 4, 123), (109, -1, 5, 108)]),
+        (3, [(123, -1, 3, 122), (108, -1, 4, 123), (109, -1, 5, 108)]),
+    ],
+)
+def test_a_window_may_begin_anywhere_in_a_page(window: int, expected: list[tuple[int, ...]]) -> None:
+    plans = case([1], [6], table=PAGES, page_size=4, window=window, mapping=HUNDREDS).expected()
+    assert entries(plans) == expected
+
+
+def test_negative_pages_are_sentinels_whole_and_page_0_is_translated() -> None:
+    plans = case([2], [4], [1], table=PAGES, page_size=2, mapping=HUNDREDS).expected()
+    assert entries(plans) == [(-4, -1, 0, -1), (-4, -1, 1, -4), (100, -1, 2, -4), (101, -1, 3, 100)]
+    assert plans.write.write_seed_slot_indices.tolist() == [101]
+
+
+def test_a_page_across_the_end_of_the_mapping_reads_its_last_element_from_there_on() -> None:
+    plans = case([1], [3], [1], table=PAGES, page_size=3, mapping=HUNDREDS[:17]).expected()
+    assert entries(plans) == [(115, -1, 0, -1), (116, -1, 1, 115), (116, -1, 2, 116)]
+
+
+def test_positions_end_with_the_last_page() -> None:
+    plans = case([3], [7], [1], table=PAGES, page_size=2).expected()
+    assert [slot for slot, *_ in entries(plans)] == [18, 19, 16, 17, 12, 13]
+    assert plans.write.write_seed_slot_indices.tolist() == [13]
+    assert strict(case([3], [7], table=PAGES, page_size=2)) == (
+        "kv-canary: request 0: prefix_lens 7 exceeds the 6 positions of req_to_token"
+    )
+
+
+def test_the_token_table_has_no_pages() -> None:
+    plans = case([2], [4], table=PAGES, page_size=4, tokens=TOKENS, valid_lens=[4]).expected()
+    assert [token for _, token, _, _ in entries(plans)] == [920, 921, 922, 923]
+
+
+def test_slots_and_positions_of_vast_pages_are_64_bits_wide() -> None:
+    table = np.array([[0, 0], [5, 2**31 - 1]], np.int32)
+    vast = 2**31 - 1
+    staged = case([1], [vast + 1], table=table, page_size=vast, window=2)
+    plans = run_entries(shared_ref.launch_plan_entries_kernel_reference, staged, 1)
+    assert plans.verify.verify_expected_positions[:2].tolist() == [vast - 1, vast]
+    assert plans.verify.verify_slot_indices[:2].tolist() == [6 * vast - 1, vast * vast]
+    assert plans.verify.verify_prev_slot_indices[:2].tolist() == [6 * vast - 2, 6 * vast - 1]
+
+
+# verify_total_out
+
+
+@pytest.mark.parametrize(("capacity", "num_valid"), [(8, 3), (3, 3), (2, 2), (0, 0)])
+def test_total_is_that_of_all_entries_whether_or_not_they_fit(capacity: int, num_valid: int) -> None:
+    plans = case([1, 0, 2], [2, 9, 1], capacity=capacity, extras=("verify_total_out",)).expected()
+    assert plans.extras["verify_total_out"].tolist() == [3]
+    assert plans.verify.verify_num_valid.tolist() == [num_valid]
+
+
+# faults_out
+
+
+def counted(faulty: Case, former: tuple[int, int] = (0, -1)) -> dict[str, tuple[int, int]]:
+    """Count and place of the kinds of `faults_out` that a launch changes; before it all are `former`."""
+    buffer = np.tile(int64(former), (8, 1))
+    before = Plans(*faulty.before, {"faults_out": buffer})
+    after = faulty._replace(before=before).expected().extras["faults_out"].tolist()
+    return {
+        kind: (count, place)
+        for kind, (count, place) in zip(shared_ref.FAULT_KINDS, after, strict=True)
+        if (count, place) != former
+    }
+
+
+def at(request: int, position: int = 0) -> int:
+    return request * 2**48 + position
+
+
+def test_faults_of_requests_are_counted_with_the_first_one_s_place() -> None:
+    rows, prefix_lens, extends = [1, -1, 9, 2, 3], [1, -5, 7, 7, 2**40], [-1, 0, -2, 0, 1]
+    assert counted(case(rows, prefix_lens, extends, capacity=64)) == {
+        "row_outside": (2, at(1)),
+        "prefix_negative": (1, at(1)),
+        "extend_negative": (2, at(0)),
+        "prefix_exceeds": (3, at(2)),
+    }
+
+
+def test_faults_of_cells_are_counted_with_their_positions() -> None:
+    table = np.array([[0] * 4, [5, -1, 0, 12], [13, 6, -9, 0]], np.int32)
+    tokens = np.array([[0], [7]], np.int32)
+    faulty = case(
+        [1, 2], [4, 4], table=table, mapping=HUNDREDS[:12], tokens=tokens, valid_lens=[2, 9], capacity=8
+    )
+    assert counted(faulty) == {
+        "slot_outside": (2, at(0, 3)),
+        "token_outside": (5, at(0, 1)),
+        "slot_negative": (2, at(0, 1)),
+        "slot_dummy": (2, at(0, 2)),
+    }
+
+
+def test_the_dummy_page_has_a_page_of_slots() -> None:
+    assert counted(case([2], [6], table=PAGES, page_size=2)) == {
+        "slot_negative": (2, at(0, 0)),
+        "slot_dummy": (2, at(0, 2)),
+    }
+
+
+def test_only_entries_have_faults_of_cells() -> None:
+    table = np.array([[0] * 4, [99, 99, 1, 2], [5, 6, 7, 99]], np.int32)
+    before_a_window = case([1], [4], table=table, window=2, mapping=HUNDREDS)
+    assert counted(before_a_window) == {}
+    behind_the_table = case([2], [9], [1], table=table, window=2, mapping=HUNDREDS)
+    assert counted(behind_the_table) == {"prefix_exceeds": (1, at(0))}
+    assert counted(case([0], [INT64_MIN], [INT64_MIN], table=table)) == {}
+
+
+def test_entries_that_do_not_fit_have_no_faults() -> None:
+    table = np.array([[0] * 2, [-1, 0]], np.int32)
+    assert counted(case([1, 1], [2, -3], table=table, capacity=1)) == {"prefix_negative": (1, at(1))}
+    assert counted(case([1, 1], [2, -3], table=table, capacity=2)).keys() == {
+        "prefix_negative",
+        "slot_negative",
+        "slot_dummy",
+    }
+
+
+@pytest.mark.parametrize(
+    ("former", "after"),
+    [
+        ((0, -1), (2, at(1))),
+        ((5, at(0, 3)), (7, at(0, 3))),
+        ((5, at(2)), (7, at(1))),
+        ((5, -2), (7, at(1))),
+        ((INT64_MAX, INT64_MIN), (INT64_MIN + 1, at(1))),
+    ],
+)
+def test_faults_add_to_those_before_and_the_smallest_unsigned_place_stays(
+    former: tuple[int, int], after: tuple[int, int]
+) -> None:
+    assert counted(case([1, 8, 9], [0, 0, 0]), former) == {"row_outside": after}
+
+
+def test_plans_are_the_same_with_and_without_optional_outputs() -> None:
+    inputs = ([1, 9, 2], [7, -1, 3], [1, 1, -1])
+    plain = case(*inputs, capacity=16).expected()
+    more = case(*inputs, capacity=16, extras=("verify_total_out", "faults_out")).expected()
+    assert plain.extras == {}
+    assert_same_bytes({name: more.buffers()[name] for name in plain.buffers()}, plain.buffers())
+
+
 # Legal extremes of shape
 
 
@@ -444,7 +617,11 @@ def strict(faulty: Case) -> str | None:
     plans = faulty.before.copy()
     try:
         shared_ref.launch_canary_plan_kernels_reference(
-            verify_plan_out=plans.verify, write_plan_out=plans.write, **faulty.inputs.keywords(), strict=True
+            verify_plan_out=plans.verify,
+            write_plan_out=plans.write,
+            **faulty.inputs.keywords(),
+            **plans.extras,
+            strict=True,
         )
     except ValueError as error:
         assert_same_bytes(plans.buffers(), faulty.before.buffers())
@@ -587,6 +764,7 @@ OFFSETS_INPUTS = (
     "full_to_swa_index_mapping",
     "swa_window_size",
     "verify_capacity",
+    "page_size",
 )
 ENTRIES_INPUTS = (
     "req_pool_indices",
@@ -597,6 +775,7 @@ ENTRIES_INPUTS = (
     "req_to_verify_expected_tokens_valid_lens",
     "kv_token_id_vs_position_offset",
     "swa_window_size",
+    "page_size",
 )
 
 
@@ -608,6 +787,7 @@ def offsets_call(inputs: PlanInputs, plans: Plans, scratch: np.ndarray) -> dict[
         "out_verify_num_valid": plans.verify.verify_num_valid,
         "out_verify_enable": plans.verify.enable,
         "out_write_num_valid_reqs": plans.write.write_num_valid_reqs,
+        **plans.extras,
     }
 
 
@@ -619,6 +799,7 @@ def entries_call(inputs: PlanInputs, plans: Plans, scratch: np.ndarray) -> dict[
         "out_verify_expected_tokens": plans.verify.verify_expected_tokens,
         "out_verify_expected_positions": plans.verify.verify_expected_positions,
         "out_verify_prev_slot_indices": plans.verify.verify_prev_slot_indices,
+        **{name: array for name, array in plans.extras.items() if name == "faults_out"},
     }
 
 
@@ -697,6 +878,22 @@ def test_entries_launcher_leaves_the_columns_of_a_disabled_or_too_short_plan(
     assert_same_bytes(columns(plans), columns(staged.before))
 
 
+def test_the_staged_launchers_count_the_requests_faults_and_the_entries() -> None:
+    table = np.array([[0] * 2, [-1, 0]], np.int32)
+    extras = ("verify_total_out", "faults_out")
+    staged = case([1, 7], [2, -3], [0, 0], table=table, extras=extras)
+    staged.before.extras["faults_out"][:] = [0, -1]
+    plans, _ = run_offsets(shared_ref.launch_plan_offsets_kernel_reference, staged)
+    assert plans.extras["verify_total_out"].tolist() == [2]
+    of_requests = [[1, at(1)], [1, at(1)], [0, -1], [0, -1]]
+    assert plans.extras["faults_out"].tolist() == of_requests + [[0, -1]] * 4
+    plans = run_entries(shared_ref.launch_plan_entries_kernel_reference, staged, 1)
+    of_entries = [[0, -1], [0, -1], [1, at(0)], [1, at(0, 1)]]
+    assert plans.extras["faults_out"].tolist() == [[0, -1]] * 4 + of_entries
+    plans = run_entries(shared_ref.launch_plan_entries_kernel_reference, staged, 0)
+    assert plans.extras["faults_out"].tolist() == [[0, -1]] * 8
+
+
 def test_staged_window_without_a_mapping_keeps_the_full_pools_slots() -> None:
     staged = case([1], [4], [1], window=2)
     plans, _ = run_offsets(shared_ref.launch_plan_offsets_kernel_reference, staged)
@@ -714,8 +911,7 @@ def staged_cases(draw: st.DrawFn) -> Case:
     window = draw(st.none() | st.integers(-1, 6))
     if window is None:
         return drawn
-    keywords = drawn.inputs.keywords() | {"swa_window_size": window}
-    return drawn._replace(inputs=PlanInputs(**keywords))
+    return drawn._replace(inputs=dataclasses.replace(drawn.inputs, swa_window_size=window))
 
 
 @given(staged_cases(), st.integers(4097, 4100))
@@ -800,8 +996,8 @@ def test_plans_of_another_project_are_filled_by_attribute() -> None:
 # The strategies
 
 
-def test_layouts_ask_a_compiler_for_at_most_30_programs() -> None:
-    assert sum(len(layout.batch_sizes) for layout in LAYOUTS) == 26
+def test_layouts_ask_a_compiler_for_at_most_32_programs() -> None:
+    assert sum(len(layout.batch_sizes) for layout in LAYOUTS) == 31
     assert len({layout.name for layout in LAYOUTS}) == len(LAYOUTS)
 
 
@@ -819,6 +1015,14 @@ def test_cases_keep_to_the_programs_of_the_layouts(drawn: Case) -> None:
     assert (inputs.swa_window_size, inputs.kv_token_id_vs_position_offset) == (layout.window, layout.offset)
     assert len(drawn.before.verify.verify_slot_indices) == layout.verify_capacity
     assert len(drawn.before.write.write_offsets) == bs + layout.spare_write_rows + 1
+    assert inputs.page_size == layout.page_size
+    assert tuple(drawn.before.extras) == layout.extras
+
+
+@given(cases(layouts=PLAIN_LAYOUTS) | free_cases(layouts=PLAIN_LAYOUTS))
+def test_plain_layouts_have_neither_pages_nor_optional_outputs(drawn: Case) -> None:
+    assert drawn.inputs.page_size == 1
+    assert drawn.before.extras == {}
 
 
 @given(free_cases(corrupt=False))
@@ -833,6 +1037,8 @@ class Reached:
     faults: Counter[str] = dataclasses.field(default_factory=Counter)
     totals: Counter[tuple[bool, int]] = dataclasses.field(default_factory=Counter)
     """(has a window, entries beyond the capacity)"""
+    counted: Counter[str] = dataclasses.field(default_factory=Counter)
+    """Cases whose `faults_out` counts a kind, with pages and without."""
 
 
 @pytest.fixture(scope="module")
@@ -847,6 +1053,11 @@ def reached() -> Reached:
             seen.faults.update(
                 kind for text in oracle.faults(r, call) for kind in FAULTS if re.search(kind, text)
             )
+        if "faults_out" in drawn.before.extras:
+            after = drawn.run(oracle.launch_canary_plan_kernels).extras["faults_out"]
+            changed = after[:, 0] != drawn.before.extras["faults_out"][:, 0]
+            where = "without pages" if drawn.inputs.page_size == 1 else "in pages"
+            seen.counted.update(f"{shared_ref.FAULT_KINDS[k]} {where}" for k in np.flatnonzero(changed))
         if drawn.inputs.verify_capacity > 1:
             excess = oracle.total_of(call) - drawn.inputs.verify_capacity
             seen.totals[drawn.inputs.swa_window_size > 0, excess] += 1
@@ -866,12 +1077,20 @@ FAULTS = (
     r"full_to_swa_index_mapping \(40 slots\)",
     r"token position -\d",
     r"req_to_verify_expected_tokens \(3 rows, 9 columns\)",
+    r"exceeds the 14 positions of req_to_token",
+    r"full_to_swa_index_mapping \(31 slots\)",
 )
 
 
 @pytest.mark.parametrize("kind", FAULTS)
 def test_cases_reach_every_fault(reached: Reached, kind: str) -> None:
     assert reached.faults[kind] > 0
+
+
+@pytest.mark.parametrize("where", ["without pages", "in pages"])
+@pytest.mark.parametrize("kind", range(8))
+def test_cases_reach_every_kind_that_is_counted(reached: Reached, kind: int, where: str) -> None:
+    assert reached.counted[f"{shared_ref.FAULT_KINDS[kind]} {where}"] > 0
 
 
 @pytest.mark.parametrize("excess", [0, 1])

@@ -64,6 +64,7 @@ def rebuilt(script: str) -> Case:
 def assert_same_case(got: Case, want: Case) -> None:
     assert got.name == want.name
     assert got.before.digest() == want.before.digest()
+    assert got.before.extras.keys() == want.before.extras.keys()
     assert got.inputs.keywords().keys() == want.inputs.keywords().keys()
     for name, value in want.inputs.keywords().items():
         other = got.inputs.keywords()[name]
@@ -96,6 +97,18 @@ def test_plans_of_any_content_are_written_out() -> None:
     script = snippet(given_case)
     assert "before = Plans(VerifyPlan(" in script
     assert_same_case(rebuilt(script), given_case)
+
+
+def test_pages_and_optional_outputs_are_written_out() -> None:
+    paged = snippet(NAMED_CASES["positions past int32 in vast pages"])
+    assert "    page_size=2147483647,\n" in paged
+    assert "seed=0, extras=('verify_total_out', 'faults_out'))" in paged
+    former = snippet(NAMED_CASES["faults over the smallest place"])
+    assert "\nfaults_out = np.full((8, 2), 5, np.int64)\nfaults_out[0, 1] = 0\n" in former
+    assert "), {'faults_out': faults_out})\n" in former
+    plain = snippet(case())
+    assert "page_size" not in plain
+    assert "extras" not in plain
 
 
 def test_a_case_too_large_for_a_script_is_refused() -> None:

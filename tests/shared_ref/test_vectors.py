@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import json
 import re
 import struct
@@ -13,7 +14,7 @@ from typing import Any
 import make_vectors
 import numpy as np
 import pytest
-from validation_table import ENTRIES, FRONTENDS, OFFSETS
+from validation_table import ENTRIES, EXTRAS, FRONTENDS, OFFSETS
 
 import shared_ref
 from shared_ref.backends import backends
@@ -22,7 +23,7 @@ from shared_ref.conformance.golden import VectorError, shipped_vectors_path
 from shared_ref.schema import LAUNCH_ENTRIES, LAUNCH_OFFSETS, LAUNCH_PLAN
 
 SHIPPED = shipped_vectors_path()
-MOST_BYTES = 2 * 2**20
+MOST_BYTES = 3 * 2**19
 MOST_SECONDS = 5.0
 BACKENDS = backends()
 REFERENCES: dict[str, Callable[..., None]] = {
@@ -46,8 +47,12 @@ NAMED = [
     "all-padding-batch",
     "empty-batch",
     "largest-batch",
+    "sentinel-and-dummy-pages",
+    "prefix-one-past-the-pages",
 ]
 """Bugs that servers have had: these stay in the set."""
+VERSION_1 = 76
+"""Vectors of contract version 1: without pages and optional outputs, the first ones of the set."""
 
 
 def named(name: str) -> Vector:
@@ -96,7 +101,26 @@ def test_the_bugs_of_real_servers_are_in_the_set() -> None:
 def test_poison_and_expected_bytes_differ_where_something_is_written() -> None:
     """No vector passes an implementation that does nothing, but those where nothing is to be done."""
     idle = [v.name for v in vectors() if not check_vector(lambda **arguments: None, v).differences]
-    assert idle == ["staged-entries-disabled", "staged-entries-that-do-not-fit"]
+    assert idle == [
+        "staged-entries-disabled",
+        "staged-entries-that-do-not-fit",
+        "staged-faults-disabled",
+        "staged-faults-of-entries-that-do-not-fit",
+    ]
+
+
+def test_the_vectors_of_version_1_need_no_page_size_and_no_optional_output() -> None:
+    """A port that knows none of these passes all vectors that do not name them."""
+    found = vectors()
+    later = [i for i, v in enumerate(found) if {"page_size", *EXTRAS} & {*v.arguments, *v.before}]
+    assert later == list(range(VERSION_1, len(found)))
+
+
+def test_the_bytes_of_version_1_stay_as_they_were() -> None:
+    sha = hashlib.sha256()
+    for vector in vectors()[:VERSION_1]:
+        sha.update((SHIPPED / f"{vector.name}.bin").read_bytes())
+    assert sha.hexdigest() == "086a176dcbea8b87b0fb862eff9275f5fbf7d16a9b4f0e2cc8974bbd6af4bbf9"
 
 
 # The implementations.
@@ -127,11 +151,9 @@ def test_every_staged_launcher_ends_in_the_vectors_bytes(name: str, launcher: st
     backend = BACKENDS.get(frontend.backend)
     if reason := "no package announces it" if backend is None else backend.unavailable():
         pytest.skip(reason)
-    defaults = {"req_to_token_stride0": None, "write_offsets_len": None, "write_req_capacity": None}
 
     def launch(**call: Any) -> None:
-        given = call | (defaults if launcher == OFFSETS else {})
-        for argument, array in frontend.launch(launcher, frontend.convert(given)).items():
+        for argument, array in frontend.launch(launcher, frontend.convert(call)).items():
             call[argument][...] = np.asarray(array)
 
     results = [check_vector(launch, vector) for vector in of(launcher)]
@@ -197,6 +219,19 @@ def test_a_staged_difference_is_named() -> None:
     assert "launch_plan_offsets_kernel" in difference.rule
 
 
+def test_a_difference_in_an_optional_output_is_named() -> None:
+    def spoil(call: dict[str, Any]) -> None:
+        call["faults_out"][3, 1] = 7
+
+    for launcher, name in (
+        (LAUNCH_PLAN.name, "faults-of-every-kind"),
+        (LAUNCH_OFFSETS.name, "staged-offsets-of-pages"),
+    ):
+        result = check_vector(staged(launcher, spoil), named(name))
+        ((difference,),) = [found.first for found in result.differences]
+        assert (difference.field, difference.index, difference.actual) == ("faults_out", 7, 7)
+
+
 def test_a_staged_launch_that_writes_to_its_inputs_or_raises() -> None:
     def spoil(call: dict[str, Any]) -> None:
         call["prefix_lens"][0] = 0
@@ -236,7 +271,7 @@ def read_by_the_page(entry: dict[str, Any], group: str, name: str) -> list[Any] 
 
 def test_the_files_are_what_the_page_says() -> None:
     manifest = json.loads((SHIPPED / "manifest.json").read_text())
-    assert (manifest["format_version"], manifest["contract_version"]) == (1, 1)
+    assert (manifest["format_version"], manifest["contract_version"]) == (1, 2)
     for entry, vector in zip(manifest["vectors"], vectors(), strict=True):
         assert entry["name"] == vector.name
         assert entry["expected_sha256"] == vector.digest
