@@ -1,0 +1,1 @@
+"""The plan inside serving stacks that run on JAX: `sglang_jax`, and `vllm` for tpu-inference."""

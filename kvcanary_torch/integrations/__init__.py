@@ -1,0 +1,1 @@
+"""The plan inside serving stacks that run on PyTorch: `sglang`, `vllm`."""

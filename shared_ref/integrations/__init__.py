@@ -1,0 +1,1 @@
+"""What serving stacks of several frameworks have in common."""

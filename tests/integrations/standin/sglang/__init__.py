@@ -1,0 +1,1 @@
+"""A stand-in for SGLang: its module names, signatures and plan classes, and nothing else of it."""
