@@ -1,6 +1,6 @@
 """Time the plan on a CUDA machine: every backend on every case, against the hardware's floor.
 
-    python -m benchmarks.bench_plan [--quick] [--case NAME …] [--backend NAME …] [--json FILE]
+    python -m benchmarks.bench_plan [--quick] [--case NAME …] [--backend NAME …] [--step NAME …] [--json FILE]
 
 docs/performance.md says what is measured and how. Exit status: 0, 1 if a plan was not the reference's or a
 measurement failed, 2 if nothing could be measured.
@@ -24,10 +24,11 @@ from typing import Any
 
 from . import worker
 from .cases import CASES, WRITTEN_BYTES, Spec, chosen
-from .figures import BACKENDS, JAX, machine, tables
+from .figures import tables
+from .results import BACKENDS, JAX, machine
 from .settings import QUICK, Settings
 from .tables import show as show_table
-from .worker import FLOOR, TORCH, Step
+from .worker import FLOOR, TORCH, WHATS, Step
 
 PACKAGES = ("kvcanary", "numpy", "torch", "triton", "jax", "jaxlib", "jax-triton")
 SILENCE_S = 120.0
@@ -115,9 +116,8 @@ class Run:
             self._fail(about, content)
         elif kind == "figures":
             self._fields(about).update(content)
-            shown = {k: round(v, 2) for k, v in content.items() if isinstance(v, float)}
             reason = content.get("no_profiler", "")
-            self._say(f"{about.case} {about.subject}: {shown} {reason}")
+            self._say(f"{about.case} {about.subject}: {_rounded(content)} {reason}")
 
     def _fields(self, step: Step) -> dict[str, Any]:
         return self.results["figures"].setdefault(step.subject, {}).setdefault(step.case, {})
@@ -128,6 +128,17 @@ class Run:
 
     def _say(self, text: str) -> None:
         print(f"[{time.monotonic() - self.began:5.1f} s] {text}", file=sys.stderr, flush=True)
+
+
+def _rounded(content: dict[str, Any]) -> dict[str, Any]:
+    """The times in it, those of variants too, for a person to read."""
+    found: dict[str, Any] = {}
+    for name, value in content.items():
+        if isinstance(value, float):
+            found[name] = round(value, 2)
+        elif isinstance(value, dict) and (inner := _rounded(value)):
+            found[name] = inner
+    return found
 
 
 def _without(steps: Iterable[Step], failed: Step) -> list[Step]:
@@ -166,10 +177,17 @@ def _driver() -> str | None:
     return lines[0] if lines else None
 
 
-def steps_of(subjects: Sequence[str], specs: Sequence[Spec]) -> list[Step]:
-    """One worker's steps: profilers come last, since they may slow down what follows them."""
-    whats = ("timings", "kernel_time")
-    return [Step(subject, spec.name, what) for what in whats for spec in specs for subject in subjects]
+def steps_of(
+    subjects: Sequence[str], specs: Sequence[Spec], whats: Sequence[str] = tuple(WHATS)
+) -> list[Step]:
+    """One worker's steps, in the order of `WHATS`."""
+    return [
+        Step(subject, spec.name, what)
+        for what, has in WHATS.items()
+        for spec in specs
+        for subject in subjects
+        if what in whats and has(subject)
+    ]
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -186,7 +204,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     groups = [(FLOOR, TORCH) if TORCH in wanted else (FLOOR,)]
     groups += [(backend,) for backend in JAX if backend in wanted]
     for subjects in groups:
-        run.measure(steps_of(subjects, specs))
+        run.measure(steps_of(subjects, specs, options.step or tuple(WHATS)))
         if options.json is not None:
             options.json.write_text(json.dumps(run.results, indent=1) + "\n")
     show(run.results)
@@ -202,6 +220,7 @@ def _parser() -> argparse.ArgumentParser:
         "--case", action="append", default=[], choices=[spec.name for spec in CASES], help="may be repeated"
     )
     parser.add_argument("--backend", action="append", choices=BACKENDS, help="besides the floor; likewise")
+    parser.add_argument("--step", action="append", choices=tuple(WHATS), help="what to measure; likewise")
     parser.add_argument("--quick", action="store_true", help="fewer repetitions and input sets")
     parser.add_argument(
         "--profiler", action="append", choices=Settings().profilers, help="use this one; may be repeated"

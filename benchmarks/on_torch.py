@@ -18,16 +18,17 @@ import torch
 import triton
 import triton.language as tl
 
-from kvcanary_torch import VerifyPlan, WritePlan, launch_canary_plan_kernels
+from kvcanary_torch import Faults, VerifyPlan, WritePlan, launch_canary_plan_kernels
 from kvcanary_torch.launch import TORCH
 from shared_ref import plan as numpy_plan
-from shared_ref.conformance.case import PlanInputs, Plans
-from shared_ref.schema import LAUNCH_PLAN
+from shared_ref.conformance.case import Case, PlanInputs, Plans
+from shared_ref.schema import LAUNCH_PLAN, OPTIONAL_OUTPUTS
 from shared_ref.validation import check, plan_arguments
 
 from . import device_time
 from .cases import Spec, difference
 from .settings import Settings
+from .variants import PLAIN, PROFILED, VARIANTS, Variant, inputs_of, wrong_extras, wrong_outputs
 
 Launch = Callable[[], Any]
 
@@ -37,6 +38,11 @@ HEAD_START_CYCLES = 40_000_000
 
 def graph_us(launches: Sequence[Launch], settings: Settings) -> float:
     """Median time of one launch inside a CUDA graph, in microseconds."""
+    return replayed_us(captured(launches, settings), settings)
+
+
+def captured(launches: Sequence[Launch], settings: Settings) -> torch.cuda.CUDAGraph:
+    """The launches in a CUDA graph, each of them as often as its turn comes."""
     for launch in launches:
         launch()
     torch.cuda.synchronize()
@@ -44,6 +50,11 @@ def graph_us(launches: Sequence[Launch], settings: Settings) -> float:
     with torch.cuda.graph(graph):
         for launch in itertools.islice(itertools.cycle(launches), settings.launches):
             launch()
+    return graph
+
+
+def replayed_us(graph: torch.cuda.CUDAGraph, settings: Settings) -> float:
+    """Median time of one launch over replays of a graph, in microseconds."""
     graph.replay()
     events = [torch.cuda.Event(enable_timing=True) for _ in range(settings.replays + 1)]
     torch.cuda._sleep(HEAD_START_CYCLES)
@@ -195,52 +206,99 @@ class TorchPlan:
         self.spec = spec
         self.verify = VerifyPlan.allocate(verify_capacity=spec.entries, device=device)
         self.write = WritePlan.allocate(write_req_capacity=spec.bs, device=device)
+        self.total = torch.zeros(1, dtype=torch.int64, device=device)
+        self.faults = Faults.allocate(device=device)
         self.inputs = [_on(device, spec.inputs(seed)) for seed in range(settings.sets)]
+        self.launches = {variant: self._launches(variant) for variant in VARIANTS}
+
+    def _launches(self, variant: Variant) -> list[Launch]:
+        extras: dict[str, Any] = {"verify_total_out": self.total, "faults_out": self.faults}
         launch = functools.partial(
-            launch_canary_plan_kernels, verify_plan_out=self.verify, write_plan_out=self.write
+            launch_canary_plan_kernels,
+            verify_plan_out=self.verify,
+            write_plan_out=self.write,
+            **{name: extras[name] for name in variant.outputs},
         )
-        self.launches = [functools.partial(launch, **inputs) for inputs in self.inputs]
+        return [functools.partial(launch, **inputs_of(variant, inputs)) for inputs in self.inputs]
 
     def check(self) -> str | None:
         """How a launch from poisoned plans differs from the reference, or None."""
+        return self._wrong(self.spec.case(0), PLAIN)
+
+    def check_variants(self) -> str | None:
+        """The same for the launches with options, of which each makes the plan of the plain one."""
         case = self.spec.case(0)
+        found = ((variant.name, self._wrong(case, variant)) for variant in VARIANTS)
+        return next((f"{name}: {what}" for name, what in found if what is not None), None)
+
+    def _wrong(self, case: Case, variant: Variant) -> str | None:
         for plan, poisoned in zip((self.verify, self.write), case.before, strict=True):
             for field in plan.fields():
                 getattr(plan, field.name).copy_(torch.from_numpy(getattr(poisoned, field.name)))
-        self.launches[0]()
-        return difference(case, self._plans())
+        self.total.fill_(-1)
+        self.launches[variant][0]()
+        extras = self._extras()
+        given = {name: extras[name] for name in variant.outputs}
+        return wrong_outputs(case, Plans(*self._plans(), given))
 
     def timings(self, settings: Settings) -> dict[str, Any]:
         """`graph_us`, `host_us` of an eager launch, and the share `validation_us` of it.
 
         `wrong` tells how the graph's last plan differs from the reference, None if it does not.
         """
-        graph = graph_us(self.launches, settings)
-        last = (settings.launches - 1) % len(self.launches)
+        graph = graph_us(self.launches[PLAIN], settings)
+        last = (settings.launches - 1) % len(self.inputs)
         wrong = difference(self.spec.case(last), self._plans())
         return {"graph_us": graph, "wrong": wrong} | self.host_timings(settings)
 
     def host_timings(self, settings: Settings) -> dict[str, float]:
-        sets, launches = len(self.launches), self.launches
-        arguments = [plan_arguments(self.verify, self.write) | inputs for inputs in self.inputs]
+        sets, launches = len(self.inputs), self.launches[PLAIN]
+        defaults = dict.fromkeys(OPTIONAL_OUTPUTS) | {"page_size": 1}
+        arguments = [plan_arguments(self.verify, self.write) | defaults | inputs for inputs in self.inputs]
         return {
             "host_us": host_us(lambda i: launches[i % sets](), settings),
             "validation_us": host_us(lambda i: check(LAUNCH_PLAN, TORCH, arguments[i % sets]), settings),
         }
 
+    def variants(self, settings: Settings) -> dict[str, Any]:
+        """`variants`: the `graph_us` of each, the median of rounds in which they take turns.
+
+        `wrong` tells what a launch has wrong before them, or the optional outputs after them.
+        """
+        wrong_before = self.check_variants()
+        graphs = {variant: captured(self.launches[variant], settings) for variant in VARIANTS}
+        times: dict[str, list[float]] = {variant.name: [] for variant in VARIANTS}
+        for _ in range(settings.rounds):
+            for variant, graph in graphs.items():
+                times[variant.name].append(replayed_us(graph, settings))
+        figures = {name: {"graph_us": statistics.median(us)} for name, us in times.items()}
+        wrong = wrong_before or wrong_extras(self._extras(), self.spec.entries)
+        return {"variants": figures, "wrong": wrong}
+
     def kernel_time(self, settings: Settings) -> dict[str, Any]:
         """A launch's time on the device, as a profiler sees it."""
-        return device_time.figures(self.run, settings)
+        return device_time.figures(functools.partial(_run, self.launches[PLAIN]), settings)
 
-    def run(self, calls: int) -> None:
-        """That many launches, and wait for them."""
-        _run(self.launches, calls)
+    def variant_kernels(self, settings: Settings) -> dict[str, Any]:
+        """`variant_kernels`: the same of a launch with options; `wrong` as for `check_variants`."""
+        wrong = self.check_variants()
+        figures = {
+            variant.name: device_time.figures(functools.partial(_run, self.launches[variant]), settings)
+            for variant in PROFILED
+        }
+        return {"variant_kernels": figures, "wrong": wrong}
 
     def _plans(self) -> Plans:
         def fetched(cls: Any, plan: Any) -> Any:
             return cls(**{f.name: getattr(plan, f.name).cpu().numpy() for f in cls.fields()})
 
         return Plans(fetched(numpy_plan.VerifyPlan, self.verify), fetched(numpy_plan.WritePlan, self.write))
+
+    def _extras(self) -> dict[str, np.ndarray]:
+        return {
+            "verify_total_out": self.total.cpu().numpy(),
+            "faults_out": self.faults.buffer.cpu().numpy(),
+        }
 
 
 def _on(device: str, inputs: PlanInputs) -> dict[str, Any]:

@@ -13,7 +13,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from .figures import BACKENDS, Results, figure
+from .results import BACKENDS, Results, figure
 from .worker import FLOOR
 
 OUTPUT = Path(__file__).parents[1] / "docs" / "performance.png"

@@ -12,7 +12,8 @@ import json
 from collections.abc import Sequence
 from pathlib import Path
 
-from .figures import Results, machine, tables
+from .figures import tables
+from .results import Results, machine
 from .tables import markdown
 
 DOCUMENT = Path(__file__).parents[1] / "docs" / "performance.md"
@@ -41,7 +42,8 @@ def _method(results: Results) -> str:
     }
     return (
         f"{settings['sets']} input sets, graphs of {settings['launches']} launches, medians of "
-        f"{settings['replays']} replays, of {settings['profiled']} profiled calls "
+        f"{settings['replays']} replays (with options, of {settings['rounds']} such medians), "
+        f"of {settings['profiled']} profiled calls "
         f"({' and '.join(sorted(profilers)) or 'no profiler'}), and of {settings['batches']} batches of "
         f"{settings['batch']} calls for host times."
     )

@@ -14,6 +14,8 @@ class Settings(NamedTuple):
     """In a CUDA graph."""
     replays: int = 50
     """Of a graph."""
+    rounds: int = 3
+    """In which the graphs of a case's variants take turns."""
     batch: int = 30
     """Calls between two synchronisations, for host times: JAX waits from the 33rd call in flight on."""
     batches: int = 30

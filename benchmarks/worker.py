@@ -6,7 +6,7 @@ and whoever started it starts another one for the steps that are left.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from multiprocessing.connection import Connection
 from typing import Any, NamedTuple
 
@@ -16,16 +16,25 @@ from .cases import chosen
 from .settings import Settings
 
 FLOOR, TORCH = "floor", "torch-triton"
+KERNELS_OF_JAX = ("jax-mosaic", "jax-triton")
+"""Those of JAX's backends that are one kernel."""
+WHATS: dict[str, Callable[[str], bool]] = {
+    "timings": lambda subject: True,
+    "variants": lambda subject: subject == TORCH,
+    "kernel_time": lambda subject: True,
+    "variant_kernels": lambda subject: subject in (TORCH, *KERNELS_OF_JAX),
+}
+"""What is measured of which subjects, in order. Profilers come last: they may slow down what follows."""
 
 
 class Step(NamedTuple):
-    """One thing to measure. All `timings` come before any `kernel_time`: profilers leave traces."""
+    """One thing to measure."""
 
     subject: str
     """A backend's name, or the floor."""
     case: str
     what: str
-    """`timings` or `kernel_time`: the subject's method."""
+    """One of `WHATS`: the subject's method."""
 
 
 def serve(connection: Connection, steps: Sequence[Step], settings: Settings) -> None:

@@ -16,10 +16,12 @@ from typing import Any
 import numpy as np
 import pytest
 
-from benchmarks import bench_plan, bench_reference, device_time, figures, report, tables, worker
+from benchmarks import bench_plan, bench_reference, device_time, figures, goals, report, tables, worker
 from benchmarks.cases import CASES, LONG_TAIL, PAGE, Spec, chosen, difference
 from benchmarks.settings import Settings
-from benchmarks.worker import FLOOR, TORCH, Step
+from benchmarks.variants import FAULTS, PAGES, VARIANTS, Variant, inputs_of, wrong_outputs
+from benchmarks.worker import FLOOR, TORCH, WHATS, Step
+from shared_ref.conformance.case import Case, PlanInputs, Plans
 from shared_ref.reference import launch_canary_plan_kernels_reference
 
 ENTRIES = {
@@ -112,6 +114,73 @@ class TestCases:
     def test_are_chosen_by_name_in_the_tables_order(self) -> None:
         assert chosen([]) == list(CASES)
         assert [spec.name for spec in chosen(["4096x256", "1x1k"])] == ["1x1k", "4096x256"]
+
+
+class TestVariants:
+    """A batch of two requests in pages 1 and 2, 3 and 7 slots of them, in rows 2 and 1."""
+
+    INPUTS = PlanInputs(
+        req_pool_indices=np.array([2, 1]),
+        prefix_lens=np.array([3, 7]),
+        extend_seq_lens=np.array([1, 1]),
+        req_to_token=np.array([[0] * 32, [*range(32, 39), *[0] * 25], [16, 17, 18, *[0] * 29]], np.int32),
+        verify_capacity=10,
+    )
+
+    def plans(self, **changed: Any) -> Plans:
+        """What a launch would have to make of it."""
+        case = Case.poisoned("small", self.INPUTS, write_req_capacity=2)
+        verify, write = case.expected()
+        faults = np.array([[0, -1]] * 8)
+        return Plans(verify, write, {"verify_total_out": np.array([10]), "faults_out": faults} | changed)
+
+    def wrong(self, plans: Plans) -> str | None:
+        return wrong_outputs(Case.poisoned("small", self.INPUTS, write_req_capacity=2), plans)
+
+    def test_a_table_of_pages_has_a_cell_a_page(self) -> None:
+        given = inputs_of(PAGES, self.INPUTS.keywords())
+        assert given["page_size"] == PAGE == 16
+        assert given["req_to_token"].tolist() == [[0, 0], [2, 0], [1, 0]]
+        assert given["req_to_token"].dtype == np.int32
+        assert given["prefix_lens"] is self.INPUTS.prefix_lens
+
+    def test_without_pages_the_inputs_are_the_cases(self) -> None:
+        assert inputs_of(FAULTS, self.INPUTS.keywords()) == self.INPUTS.keywords()
+
+    @pytest.mark.parametrize("spec", [SMALL, *chosen(["32x2k", "256x4k-window"])], ids=lambda s: s.name)
+    @pytest.mark.parametrize("variant", VARIANTS, ids=lambda v: v.name)
+    def test_every_variant_builds_the_plan_of_the_plain_one(self, spec: Spec, variant: Variant) -> None:
+        case = spec.case(0)
+        extras = {"verify_total_out": np.array([-1]), "faults_out": np.array([[0, -1]] * 8)}
+        given = {name: extras[name] for name in variant.outputs}
+        plans = case.before.copy()
+        launch_canary_plan_kernels_reference(
+            verify_plan_out=plans.verify,
+            write_plan_out=plans.write,
+            **given,
+            **inputs_of(variant, case.inputs.keywords()),
+        )
+        assert wrong_outputs(case, Plans(plans.verify, plans.write, given)) is None
+
+    def test_right_outputs_pass(self) -> None:
+        assert self.wrong(self.plans()) is None
+
+    def test_a_wrong_plan_is_told(self) -> None:
+        plans = self.plans()
+        plans.verify.verify_slot_indices[3] = 5
+        assert self.wrong(plans) == (
+            "verify_slot_indices differs in 1 of 10 elements, first [3]: expected 32, got 5"
+        )
+
+    def test_a_wrong_total_is_told(self) -> None:
+        plans = self.plans(verify_total_out=np.array([9]))
+        assert self.wrong(plans) == "verify_total_out is [9], of 10 entries"
+
+    def test_faults_are_told(self) -> None:
+        plans = self.plans(faults_out=np.array([[0, -1]] * 7 + [[4, 1 << 48 | 5]]))
+        assert self.wrong(plans) == (
+            "faults_out of a batch without faults: request 1, position 5: slot is reserved; 4 in all"
+        )
 
 
 def torch_event(category: str, start: float, us: float) -> dict[str, Any]:
@@ -209,6 +278,12 @@ def graph(us: float) -> dict[str, float]:
     return {"graph_us": us}
 
 
+def variants(*us: float) -> dict[str, Any]:
+    """Plain, faults_out, verify_total_out, pages, pages and faults_out."""
+    names = ("plain", "faults", "total", "pages", "pages_faults")
+    return {"variants": {name: graph(each) for name, each in zip(names, us, strict=True)}}
+
+
 def kernel(us: float, **more: Any) -> dict[str, Any]:
     return {"kernel_us": us, "kernels": 1.0, "copies": 0.0, "profiler": "p"} | more
 
@@ -233,6 +308,7 @@ def results() -> dict[str, Any]:
             LONG_TAIL: sizes("long tail", 400_000),
             "wide": sizes("wide case", 1_000_000, bs=4096),
             "none": sizes("unmeasured case", 1),
+            "256x4k": sizes("pages case", 1_048_576),
         },
         "figures": {
             FLOOR: {
@@ -247,14 +323,25 @@ def results() -> dict[str, Any]:
                 "mapped": graph(4.1),
                 "large": graph(12.5) | kernel(12.0),
                 LONG_TAIL: graph(5.0),
-                "wide": graph(12.0) | kernel(11.0),
+                "wide": graph(12.0) | kernel(11.0) | variants(10.0, 11.5, 10.0, 15.0, 15.0),
+                "256x4k": variants(10.0, 10.5, 10.1, 10.19, 11.0)
+                | {"variant_kernels": {"plain": kernel(8.0), "faults": kernel(8.4), "pages": kernel(7.6)}},
             },
             "jax-mosaic": {
                 "small": kernel(2.2) | {"host_us": 60.0, "wall_us": 61.0},
                 "large": kernel(15.0, kernels=2.0, copies=1.0),
                 "wide": {"no_profiler": "none", "host_us": 60.0, "wall_us": 99.0},
             },
-            "jax-triton": {"small": kernel(2.0, profiler="another")},
+            "jax-triton": {
+                "small": kernel(2.0, profiler="another"),
+                "256x4k": {
+                    "variant_kernels": {
+                        "plain": kernel(4.0),
+                        "faults": kernel(5.0, copies=1.0),
+                        "pages": kernel(4.0, profiler="another"),
+                    }
+                },
+            },
         },
     }
 
@@ -263,27 +350,27 @@ class TestFigures:
     @pytest.mark.parametrize(
         ("case", "goal", "measured", "verdict"),
         [
-            ("small", figures.SMALL, 0.9, "yes"),
-            ("mapped", figures.SMALL_MAPPED, 2.1, "no"),
-            ("large", figures.LARGE, 1.25, "yes"),
-            (LONG_TAIL, figures.LARGE, 1.25, "yes"),
-            ("wide", figures.LARGEST_BATCH, 12.0, "yes"),
+            ("small", goals.SMALL, 0.9, "yes"),
+            ("mapped", goals.SMALL_MAPPED, 2.1, "no"),
+            ("large", goals.LARGE, 1.25, "yes"),
+            (LONG_TAIL, goals.LARGE, 1.25, "yes"),
+            ("wide", goals.LARGEST_BATCH, 12.0, "yes"),
         ],
     )
     def test_a_case_is_judged_by_its_goal(
         self, results: dict[str, Any], case: str, goal: str, measured: float, verdict: str
     ) -> None:
-        check = figures.graph_check(results, case)
+        check = goals.graph_check(results, case)
         assert check is not None
         assert (check.goal, check.verdict) == (goal, verdict)
         assert check.measured == pytest.approx(measured)
 
     def test_nothing_is_judged_without_figures(self, results: dict[str, Any]) -> None:
-        assert figures.graph_check(results, "none") is None
-        assert figures.kernel_check(results, "jax-mosaic", "wide") is None
+        assert goals.graph_check(results, "none") is None
+        assert goals.kernel_check(results, "jax-mosaic", "wide") is None
 
     def test_kernel_times_of_two_profilers_are_not_compared(self, results: dict[str, Any]) -> None:
-        assert figures.kernel_check(results, "jax-triton", "small") is None
+        assert goals.kernel_check(results, "jax-triton", "small") is None
 
     def test_the_graphs_table(self, results: dict[str, Any]) -> None:
         rows = {row[0]: row[1:] for row in figures.graph_table(results).rows}
@@ -300,12 +387,54 @@ class TestFigures:
         assert rows["large case"] == ("", "12.0", "15.0 (kernels 2, copies 1)", "1.25 (over)", "", "")
         assert rows["wide case"] == ("", "11.0", "wall 99.0", "", "", "")
 
+    def test_the_options_table(self, results: dict[str, Any]) -> None:
+        table = figures.options_table(results)
+        assert table.columns == (
+            *("case", "plain", "faults_out", "x plain", "verify_total_out", "x plain"),
+            *("pages of 16", "x plain", "pages and faults_out", "x plain"),
+        )
+        assert [row[0] for row in table.rows] == ["wide case", "pages case"]
+        assert table.rows[1][1:] == (
+            *("10.0", "10.5", "1.05", "10.1", "1.01"),
+            *("10.2", "1.02", "11.0", "1.10"),
+        )
+
+    def test_the_options_kernels_table(self, results: dict[str, Any]) -> None:
+        table = figures.option_kernels_table(results)
+        assert table.columns == (
+            *("case", TORCH, f"{TORCH}, faults_out: x", f"{TORCH}, pages of 16: x"),
+            *("jax-triton", "jax-triton, faults_out: x", "jax-triton, pages of 16: x"),
+        )
+        (row,) = table.rows
+        assert row[1:] == ("8.00", "1.05", "0.95", "4.00", "1.25 (kernels 1, copies 1)", "")
+
+    def test_options_are_judged_by_their_goals(self, results: dict[str, Any]) -> None:
+        rows = {row[0]: row[1:] for row in figures.goals_table(results).rows}
+        assert rows[goals.FAULTS_COST] == ("1.10", "1.15 x (wide case)", "1 of 2", "no")
+        assert rows[goals.PAGES_COST] == ("1.02", "1.02 x (pages case)", "1 of 1", "yes")
+        assert rows[goals.FAULTS_KERNEL.format("jax-triton")][-1] == "no"
+        assert rows[goals.ONE_LAUNCH.format(TORCH)] == ("1.00", "1.00 launched (pages case)", "1 of 1", "yes")
+        assert rows[goals.ONE_LAUNCH.format("jax-triton")][1:] == (
+            "2.00 launched (pages case)",
+            "0 of 1",
+            "no",
+        )
+        assert goals.FAULTS_KERNEL.format("jax-mosaic") not in rows
+
+    def test_pages_may_cost_two_percent(self, results: dict[str, Any]) -> None:
+        results["figures"][TORCH]["256x4k"] = variants(10.0, 10.0, 10.0, 10.21, 10.0)
+        (check,) = (check for check in goals.checks(results) if check.goal == goals.PAGES_COST)
+        assert check.verdict == "no"
+
+    def test_every_goal_has_a_row(self, results: dict[str, Any]) -> None:
+        assert {check.goal for check in goals.checks(results)} <= set(goals.GOALS)
+
     def test_the_goals_table_names_the_worst_case(self, results: dict[str, Any]) -> None:
         rows = {row[0]: row[1:] for row in figures.goals_table(results).rows}
-        mosaic = figures.KERNEL.format("jax-mosaic")
+        mosaic = goals.KERNEL.format("jax-mosaic")
         assert rows[mosaic] == ("1.18", "1.25 x (large case)", "1 of 2", "no")
-        assert rows[figures.VALIDATION] == ("11.0", "11.0 us (small case)", "0 of 1", "no")
-        assert rows[figures.HOST][-1] == "yes"
+        assert rows[goals.VALIDATION] == ("11.0", "11.0 us (small case)", "0 of 1", "no")
+        assert rows[goals.HOST][-1] == "yes"
 
     def test_a_wrong_plan_is_marked(self, results: dict[str, Any]) -> None:
         results["figures"][TORCH]["small"]["wrong"] = "all of it"
@@ -315,9 +444,13 @@ class TestFigures:
     def test_goals_are_those_of_the_document(self) -> None:
         document = report.DOCUMENT.read_text()
         told = {f"{who}: {most}" for who, most in re.findall(r"^\| (.+) \| (.+) \|$", document, re.MULTILINE)}
-        of_torch = {figures.LARGE, figures.SMALL, figures.SMALL_MAPPED, figures.LARGEST_BATCH}
-        assert of_torch | {figures.VALIDATION, figures.HOST} <= told
+        of_torch = {goals.LARGE, goals.SMALL, goals.SMALL_MAPPED, goals.LARGEST_BATCH}
+        of_torch |= {goals.FAULTS_COST, goals.PAGES_COST}
+        assert of_torch | {goals.VALIDATION, goals.HOST} <= told
         assert "jax-mosaic and jax-triton, every case: kernel time 1.15 x torch-triton's" in told
+        of_jax = goals.FAULTS_KERNEL.format("jax-mosaic and jax-triton")
+        assert of_jax in told
+        assert goals.ONE_LAUNCH.format("torch-triton, jax-mosaic and jax-triton") in told
 
 
 class TestReport:
@@ -413,8 +546,29 @@ class TestRun:
 
     def test_profilers_come_last(self) -> None:
         steps = bench_plan.steps_of((FLOOR, TORCH), CASES[:2])
-        assert [step.what for step in steps] == ["timings"] * 4 + ["kernel_time"] * 4
-        assert len(set(steps)) == 8
+        assert [step.what for step in steps] == [
+            *["timings"] * 4,
+            *["variants"] * 2,
+            *["kernel_time"] * 4,
+            *["variant_kernels"] * 2,
+        ]
+        assert len(set(steps)) == 12
+
+    def test_options_are_measured_of_the_backends_that_are_one_kernel(self) -> None:
+        subjects = (FLOOR, TORCH, "jax-mosaic", "jax-triton", "jax-xla")
+        steps = bench_plan.steps_of(subjects, CASES[:1], ["variant_kernels", "variants"])
+        assert [(step.subject, step.what) for step in steps] == [
+            (TORCH, "variants"),
+            (TORCH, "variant_kernels"),
+            ("jax-mosaic", "variant_kernels"),
+            ("jax-triton", "variant_kernels"),
+        ]
+
+    def test_says_what_it_measured(self, capsys: pytest.CaptureFixture[str]) -> None:
+        run = bench_plan.Run([], FEW)
+        content = {"config": {"block": 1}, "variants": {"plain": {"graph_us": 1.234, "profiler": "p"}}}
+        run._note("figures", Step(TORCH, "small", "variants"), content)
+        assert "small torch-triton: {'variants': {'plain': {'graph_us': 1.23}}}" in capsys.readouterr().err
 
     def test_what_went_wrong_is_printed(
         self, results: dict[str, Any], capsys: pytest.CaptureFixture[str]
@@ -485,6 +639,79 @@ class TestSubjects:
         assert subject.host_timings(FEW).keys() == {"host_us", "validation_us"}
         subject.inputs[0]["req_to_token"] += 1
         assert str(subject.check()).startswith("verify_slot_indices differs")
+
+    def test_torch_with_options(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        pytest.importorskip("triton", reason="Triton is not installed")
+        from benchmarks import on_torch
+
+        subject = on_torch.TorchPlan(SMALL, FEW, device="cpu")
+        turns: list[Any] = []
+
+        def replayed_us(launches: Any, settings: Settings) -> float:
+            """The first round takes 1 to 5 us, the second 101 to 105, the third 11 to 15."""
+            launches[0]()
+            turns.append(launches)
+            index = len(turns) - 1
+            return (1, 101, 11)[index // 5 % 3] + index % 5
+
+        monkeypatch.setattr(on_torch, "captured", lambda launches, settings: launches)
+        monkeypatch.setattr(on_torch, "replayed_us", replayed_us)
+        measured = subject.variants(FEW)
+        assert measured == variants(11, 12, 13, 14, 15) | {"wrong": None}
+        assert turns == [subject.launches[variant] for variant in VARIANTS] * 3
+
+        subject.faults.buffer[7] = subject.faults.buffer.new_tensor([2, 5])
+        dummy = "faults_out of a batch without faults: request 0, position 5: slot is reserved; 2 in all"
+        assert subject.variants(FEW)["wrong"] == f"faults: {dummy}"
+
+    def test_faults_that_only_a_later_launch_finds(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        pytest.importorskip("triton", reason="Triton is not installed")
+        from benchmarks import on_torch
+
+        subject = on_torch.TorchPlan(SMALL, FEW, device="cpu")
+        last = subject.inputs[1]
+        last["req_to_token"][last["req_pool_indices"][0], last["prefix_lens"][0] - 1] = -1
+        monkeypatch.setattr(on_torch, "captured", lambda launches, settings: launches)
+        monkeypatch.setattr(on_torch, "replayed_us", lambda launches, settings: launches[1]() or 1.0)
+        assert subject.check_variants() is None
+        assert "slot is negative" in subject.variants(FEW)["wrong"]
+
+    def test_torchs_kernels_with_options(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        pytest.importorskip("triton", reason="Triton is not installed")
+        from benchmarks.on_torch import TorchPlan
+
+        subject = TorchPlan(SMALL, FEW, device="cpu")
+        monkeypatch.setattr(device_time, "figures", lambda run, settings: run(3) or kernel(2.0))
+        assert subject.variant_kernels(FEW) == {
+            "variant_kernels": dict.fromkeys(["plain", "faults", "pages"], kernel(2.0)),
+            "wrong": None,
+        }
+        subject.launches[PAGES][0].keywords["req_to_token"] += 1
+        assert subject.variant_kernels(FEW)["wrong"].startswith("pages: verify_slot_indices differs")
+
+    def test_jaxs_kernels_with_options(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        jax = pytest.importorskip("jax", reason="JAX is not installed")
+        from benchmarks import on_jax
+
+        subject = on_jax.JaxPlan(SMALL, FEW, "xla")
+        monkeypatch.setattr(device_time, "figures", lambda run, settings: run(3) or kernel(2.0))
+        assert subject.variant_kernels(FEW) == {
+            "variant_kernels": dict.fromkeys(["plain", "faults", "pages"], kernel(2.0)),
+            "wrong": None,
+        }
+        with jax.enable_x64(True):
+            stale = on_jax.Faults(buffer=on_jax.Faults.allocate().buffer.at[6].set(3))
+        monkeypatch.setitem(on_jax._EXTRAS, "faults_out", lambda: stale)
+        assert str(subject.variant_kernels(FEW)["wrong"]).startswith("faults: faults_out of a batch")
+
+    def test_has_a_method_for_each_of_its_steps(self) -> None:
+        pytest.importorskip("triton", reason="Triton is not installed")
+        pytest.importorskip("jax", reason="JAX is not installed")
+        from benchmarks.on_jax import JaxPlan
+        from benchmarks.on_torch import Floor, TorchPlan
+
+        for subject, cls in ((FLOOR, Floor), (TORCH, TorchPlan), ("jax-mosaic", JaxPlan)):
+            assert all(callable(getattr(cls, what)) for what, has in WHATS.items() if has(subject))
 
     def test_jax(self) -> None:
         pytest.importorskip("jax", reason="JAX is not installed")
