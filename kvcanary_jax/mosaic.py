@@ -365,7 +365,8 @@ class _Program:
         def _() -> None:
             for kind, flag in flags.items():
                 count = jnp.sum(jnp.where(flag, 1, 0).astype(jnp.int32)).astype(jnp.int64)
-                first = -jnp.max(jnp.where(flag, -place, -(2**63 - 1)))
+                # The smallest, as a difference: a negated int64 needs x64 while it is lowered.
+                first = 2**62 - jnp.max(jnp.where(flag, 2**62 - place, 0))
                 lane = self.machine.iota(WARPGROUP)
                 at = jnp.where((lane == 0) & (count > 0), 2 * FAULT_KINDS.index(kind), -1)
                 self.machine.store(self.faults, at, lane.astype(jnp.int64) + count, "add")

@@ -265,6 +265,6 @@ def _fresh(arguments: dict[str, Any]) -> tuple[VerifyPlan, WritePlan]:
     if not torch.compiler.is_compiling():
         check(PLAN, TORCH, arguments)
     device = arguments["req_pool_indices"].device
-    verify = VerifyPlan(**zeros(VerifyPlan, arguments["verify_capacity"], device))
+    verify, write = zeros(arguments["verify_capacity"], arguments["write_req_capacity"], device)
     verify.verify_expected_tokens.fill_(NO_TOKEN)
-    return verify, WritePlan(**zeros(WritePlan, arguments["write_req_capacity"], device))
+    return verify, write

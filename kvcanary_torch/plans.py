@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 
 from shared_ref.constants import NO_PLACE
-from shared_ref.schema import FaultsFields, Plan, VerifyPlanFields, WritePlanFields
+from shared_ref.schema import FaultsFields, Field, Plan, VerifyPlanFields, WritePlanFields
 
 
 def _buffers(plan: type[Plan], capacity: int, device: torch.device | str | None) -> dict[str, torch.Tensor]:
@@ -16,12 +16,25 @@ def _buffers(plan: type[Plan], capacity: int, device: torch.device | str | None)
     }
 
 
-def zeros(plan: type[Plan], capacity: int, device: torch.device) -> dict[str, torch.Tensor]:
-    """A plan's buffers by field, all 0; of no element for a capacity of 0."""
-    return {
-        f.name: torch.zeros(f.length.of(capacity), dtype=getattr(torch, f.dtype), device=device)
-        for f in plan.fields()
-    }
+def zeros(
+    verify_capacity: int, write_req_capacity: int, device: torch.device
+) -> tuple[VerifyPlan, WritePlan]:
+    """Plans whose elements are all 0; capacities of 0 are legal here."""
+
+    def buffers(fields: tuple[Field, ...], capacity: int) -> dict[str, torch.Tensor]:
+        return {
+            f.name: torch.zeros(f.length.of(capacity), dtype=getattr(torch, f.dtype), device=device)
+            for f in fields
+        }
+
+    return (
+        VerifyPlan(**buffers(_VERIFY_FIELDS, verify_capacity)),
+        WritePlan(**buffers(_WRITE_FIELDS, write_req_capacity)),
+    )
+
+
+# Read here, because torch.compile does not see through `dataclasses.fields`.
+_VERIFY_FIELDS, _WRITE_FIELDS = VerifyPlanFields.fields(), WritePlanFields.fields()
 
 
 class VerifyPlan(VerifyPlanFields[torch.Tensor]):

@@ -105,6 +105,17 @@ def plan(case: Case, cut: Cut) -> Plans:
     return plans
 
 
+def plan_of_other_stacks(case: Case, cut: Cut, padding_row: int | None, narrow: tuple[str, ...]) -> Plans:
+    """The plans after `plan_kernel`, which takes some inputs as int32 and any row for the padding row."""
+    plans = case.before.copy()
+    outputs = plan_arguments(plans.verify, plans.write) | plans.extras
+    values = _values(case.inputs, cut) | outputs | {"PADDING_ROW": padding_row}
+    values |= {name: values[name].astype(np.int32) for name in narrow}
+    values["write_offsets_len"] = len(outputs["out_write_offsets"])
+    _launch("plan_kernel", cut.writers + cut.programs, values, outputs)
+    return plans
+
+
 def plan_of_wide_table(cut: Cut) -> tuple[Plans, Plans]:
     """The plans after `plan_kernel` and after the reference, of a table of more than 2**31 columns.
 

@@ -67,6 +67,14 @@ CASES = (
     "a crowd of short requests",
     "a batch of 600",
     "2**32 entries",
+    "pages of four",
+    "pages of four, translated and with tokens",
+    "pages of three",
+    "positions past int32 in vast pages",
+    "a total of one entry too many",
+    "faults of rows and lengths",
+    "faults of everything",
+    "faults of everything that does not fit",
 )
 """Those of the named cases that are worth a compilation each."""
 

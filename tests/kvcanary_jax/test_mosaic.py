@@ -10,6 +10,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 from named_cases import NAMED_CASES
+from other_stacks import NARROW, narrowed, shifted, small_inputs
 
 from kvcanary_jax import mosaic
 from shared_ref.conformance.case import Case
@@ -57,7 +58,8 @@ class NumpyMachine:
 def launch(*, verify_plan_out: Any, write_plan_out: Any, **keywords: Any) -> None:
     arguments = plan_arguments(verify_plan_out, write_plan_out) | keywords
     refs: dict[str, Any] = {k: v for k, v in arguments.items() if isinstance(v, np.ndarray)}
-    integers = {"page_size": 1, "padding_row": 0} | {k: v for k, v in keywords.items() if isinstance(v, int)}
+    integers = {"page_size": 1, "padding_row": 0}
+    integers |= {k: v for k, v in keywords.items() if isinstance(v, int | None)}
     with jax.enable_x64(True), jax.disable_jit():
         planner = mosaic._Program(refs, integers, TILE, NumpyMachine())
         for writer in range(-(-planner.bs // mosaic.WARPGROUP)):
@@ -93,22 +95,60 @@ def test_arithmetic_equals_the_reference(
         np.testing.assert_array_equal(plans.buffers()[field], buffer, err_msg=field)
 
 
+@pytest.mark.parametrize("narrow", [(), NARROW], ids=["int64", "int32"])
+@pytest.mark.parametrize("padding_row", [0, -1, 2, None])
+def test_arithmetic_takes_other_stacks_rows_and_dtypes(
+    padding_row: int | None, narrow: tuple[str, ...]
+) -> None:
+    inputs = small_inputs(prefix_lens=np.array([3, 9, 7, -1]))
+    extras = ("verify_total_out", "faults_out")
+    case = Case.poisoned("other stacks", inputs, write_req_capacity=6, extras=extras)
+    expected = case._replace(inputs=shifted(inputs, padding_row)).expected()
+    plans = case.before.copy()
+    launch(
+        verify_plan_out=plans.verify,
+        write_plan_out=plans.write,
+        padding_row=padding_row,
+        **narrowed(inputs, narrow),
+        **plans.extras,
+    )
+    for field, buffer in expected.buffers().items():
+        np.testing.assert_array_equal(plans.buffers()[field], buffer, err_msg=field)
+
+
 def arguments_of(case: Case) -> dict[str, Any]:
     optional = {"page_size": 1, "verify_total_out": None, "faults_out": None}
     arguments = optional | plan_arguments(*case.before) | case.inputs.keywords() | case.before.extras
     return {k: jnp.asarray(v) if isinstance(v, np.ndarray) else v for k, v in arguments.items()}
 
 
-@pytest.mark.parametrize("name", ["some of everything", "a window and tokens", "a batch of 600"])
+@pytest.mark.parametrize(
+    "name",
+    [
+        "some of everything",
+        "a window and tokens",
+        "a batch of 600",
+        "pages of four, translated and with tokens",
+        "pages of three",
+        "a total that just fits",
+        "faults of everything",
+    ],
+)
 def test_it_lowers_to_one_kernel_that_writes_the_former_plans(name: str) -> None:
+    """Lowered where x64 is off, as a user's jit does it."""
+    case = NAMED_CASES[name]
     with jax.enable_x64(True):
-        arguments = arguments_of(NAMED_CASES[name])
-        arrays = {k: v for k, v in arguments.items() if isinstance(v, jax.Array)}
-        others = {k: v for k, v in arguments.items() if k not in arrays}
-        step = jax.jit(lambda arrays: mosaic.plan(arrays | others))
-        text = step.trace(arrays).lower(lowering_platforms=("cuda",)).as_text()
+        arguments = arguments_of(case)
+    arrays = {k: v for k, v in arguments.items() if isinstance(v, jax.Array)}
+    others = {k: v for k, v in arguments.items() if k not in arrays}
+
+    def step(arrays: dict[str, Any]) -> Any:
+        with jax.enable_x64(True):
+            return jax.jit(lambda arrays: mosaic.plan(arrays | others))(arrays)
+
+    text = jax.jit(step).trace(arrays).lower(lowering_platforms=("cuda",)).as_text()
     assert len(re.findall(r"custom_call @mosaic_gpu", text)) == 1
-    assert text.count("output_operand_alias<") == len(PLAN_OUTPUTS)
+    assert text.count("output_operand_alias<") == len(PLAN_OUTPUTS) + len(case.before.extras)
 
 
 @pytest.mark.parametrize("empty", ["verify_capacity", "bs", "table"])

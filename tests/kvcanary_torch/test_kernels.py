@@ -10,8 +10,9 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from interpreted import CHUNK, Cut, interpreted, plan, plan_of_wide_table, staged
+from interpreted import CHUNK, Cut, interpreted, plan, plan_of_other_stacks, plan_of_wide_table, staged
 from named_cases import NAMED_CASES
+from other_stacks import NARROW, shifted, small_inputs
 
 from shared_ref.conformance.case import Case, Plans
 from shared_ref.conformance.strategies import free_cases
@@ -86,6 +87,19 @@ def test_positions_past_int32_are_reached_in_a_wide_table(cut: Cut) -> None:
     last = 2**31 + 49
     assert expected.verify.verify_expected_positions[39] == last
     assert_plans(got, expected)
+
+
+@cut
+@pytest.mark.parametrize("narrow", [(), NARROW], ids=["int64", "int32"])
+@pytest.mark.parametrize("padding_row", [0, -1, 2, None])
+def test_plan_kernel_takes_other_stacks_rows_and_dtypes(
+    padding_row: int | None, narrow: tuple[str, ...], cut: Cut
+) -> None:
+    inputs = small_inputs(prefix_lens=np.array([3, 9, 7, -1]))
+    extras = ("verify_total_out", "faults_out")
+    case = Case.poisoned("other stacks", inputs, write_req_capacity=6, extras=extras)
+    expected = case._replace(inputs=shifted(inputs, padding_row)).expected()
+    assert_plans(interpreted(plan_of_other_stacks, case, cut, padding_row, narrow), expected)
 
 
 @cut
