@@ -40,7 +40,12 @@ WARPGROUP = 128
 LARGE_BATCH = 512
 """Requests above which programs walk from unit to unit."""
 
-Find = Callable[[jax.Array], tuple[jax.Array, ...]]
+Find = Callable[[Any], tuple[Any, ...]]
+"""Of a unit: its request, the request's first unit and first entry."""
+Visit = Callable[[Any, Any, Any, Any], Any]
+"""What to do with a unit, given its request, its number there, the first entry there, and a carry."""
+EachUnit = Callable[[Visit, Any], Any]
+"""Visits a program's units; returns the carry after the last one."""
 
 
 def plan(arguments: xla.Arguments) -> xla.Outputs:
@@ -183,12 +188,7 @@ class _Program:
         if self.bs == 1:
             count = self._count(0)
             n_units = jnp.where(count <= self.capacity, self._units(count), 0).astype(jnp.int32)
-
-            def unit_of_one(unit: jax.Array) -> jax.Array:
-                self._store_unit(0, unit, 0)
-                return unit + programs
-
-            jax.lax.while_loop(lambda unit: unit < n_units, unit_of_one, program)
+            self._visit(functools.partial(self._stride, program, programs, n_units, lambda unit: (0, 0, 0)))
             return
 
         request = self.machine.iota(_padded(self.bs))
@@ -203,10 +203,27 @@ class _Program:
         fits = jnp.sum(counts) <= self.capacity
         n_units = jnp.where(fits, jnp.max(last) & 0xFFFFFFFF, 0).astype(jnp.int32)
         if self.bs <= LARGE_BATCH:
-            self._stride(program, programs, n_units, find)
+            self._visit(functools.partial(self._stride, program, programs, n_units, find))
         else:
             share = (n_units + (programs - 1)) // programs
-            self._walk(program * share, jnp.minimum((program + 1) * share, n_units), find)
+            stop = jnp.minimum((program + 1) * share, n_units)
+            self._visit(functools.partial(self._walk, program * share, stop, find))
+
+    def _visit(self, each_unit: EachUnit) -> None:
+        """Write every unit; if one of them has a fault, and faults are wanted, count in every unit.
+
+        Whether one has is collected in a vector, and asked once.
+        """
+        if self.faults is None:
+            each_unit(self._store_unit, None)
+            return
+        # No constant: Mosaic GPU cannot translate a vector that folds to one.
+        none_odd = jnp.where(self.machine.iota(self.tile) < 0, 1, 0).astype(jnp.int32)
+        odd = each_unit(self._store_unit, none_odd)
+
+        @pl.when(jnp.max(odd) > 0)
+        def _() -> None:
+            each_unit(self._count_unit, None)
 
     def _find_in_chunks(self, last: jax.Array, unit: jax.Array) -> tuple[jax.Array, ...]:
         """`_find`, given the scan of what each `WARPGROUP` requests have."""
@@ -216,25 +233,27 @@ class _Program:
         request, units, entries = _find(here, unit - first_unit)
         return chunk * WARPGROUP + request, first_unit + units, first_entry + entries
 
-    def _stride(self, program: jax.Array, programs: int, n_units: jax.Array, find: Find) -> None:
+    def _stride(
+        self, program: jax.Array, programs: int, n_units: jax.Array, find: Find, visit: Visit, odd: Any
+    ) -> Any:
         """Units a grid's stride apart: neighbouring programs write neighbouring memory."""
 
-        def step(unit: jax.Array) -> jax.Array:
+        def step(carry: tuple[Any, ...]) -> tuple[Any, ...]:
+            unit, odd = carry
             request, first_unit, first_entry = find(unit)
-            self._store_unit(request, unit - first_unit, first_entry)
-            return unit + programs
+            return unit + programs, visit(request, unit - first_unit, first_entry, odd)
 
-        jax.lax.while_loop(lambda unit: unit < n_units, step, program)
+        return jax.lax.while_loop(lambda carry: carry[0] < n_units, step, (program, odd))[1]
 
-    def _walk(self, unit: jax.Array, stop: jax.Array, find: Find) -> None:
+    def _walk(self, unit: jax.Array, stop: jax.Array, find: Find, visit: Visit, odd: Any) -> Any:
         """Neighbouring units: in a large batch, looking one up costs more than walking to it.
 
         A request without entries is not walked over, so that a run of them costs one look-up.
         """
 
-        def step(carry: tuple[jax.Array, ...]) -> tuple[jax.Array, ...]:
-            unit, request, first_unit, first_entry = carry
-            self._store_unit(request, unit - first_unit, first_entry)
+        def step(carry: tuple[Any, ...]) -> tuple[Any, ...]:
+            unit, odd, request, first_unit, first_entry = carry
+            odd = visit(request, unit - first_unit, first_entry, odd)
             unit += 1
             count, following = self._count(request), jnp.minimum(request + 1, self.bs - 1)
             next_unit = first_unit + self._units(count).astype(jnp.int32)
@@ -249,19 +268,15 @@ class _Program:
             )
             looks_up = is_done & ~walks & (unit < stop)
             here = following, first_unit, first_entry
-            return unit, *jax.lax.cond(looks_up, lambda: find(unit), lambda: here)
+            return unit, odd, *jax.lax.cond(looks_up, lambda: find(unit), lambda: here)
 
-        @pl.when(unit < stop)
-        def _() -> None:
-            jax.lax.while_loop(lambda carry: carry[0] < stop, step, (unit, *find(unit)))
+        return jax.lax.while_loop(lambda carry: carry[0] < stop, step, (unit, odd, *find(unit)))[1]
 
-    def _store_unit(self, request: Any, nth_unit: Any, first_entry: Any) -> None:
-        store, lane = self.machine.store, self.machine.iota(self.tile)
-        row = self._of(request, "req_pool_indices")
-        start, end = (jnp.int32(x) for x in self._span(self._of(request, "prefix_lens")))
-        position = start + nth_unit * self.tile + lane
-        entry = first_entry + nth_unit * self.tile + lane
-        is_entry = position < end
+    def _store_unit(self, request: Any, nth_unit: Any, first_entry: Any, odd: Any) -> Any:
+        """Write a unit; returns `odd`, if faults are wanted with a flag for each entry that has one."""
+        store = self.machine.store
+        row, start, end, position, is_entry = self._place(request, nth_unit)
+        entry = first_entry + (position - start)
         page, at_slot = self._divided(position)
         cell = row * self.width + page.astype(jnp.int64)
         slot = self._load_slots(jnp.where(is_entry, cell, -1), at_slot)
@@ -279,8 +294,27 @@ class _Program:
         store(prev_slots, jnp.where(looks_back, entry, -1), self._translate(prev))
         if self.mapping is not None:
             store(prev_slots, jnp.where(is_entry & (position + 1 < end), entry + 1, -1), own_slot)
-        if self.faults is not None:
-            self._count_slot_faults(request, position, slot, is_entry, is_missing)
+        if self.faults is None:
+            return odd
+        flags = self._slot_faults(slot, is_entry, is_missing).values()
+        return odd | jnp.where(functools.reduce(jnp.logical_or, flags), 1, 0).astype(jnp.int32)
+
+    def _count_unit(self, request: Any, nth_unit: Any, first_entry: Any, odd: Any) -> Any:
+        """Count a unit's faults, cell by cell."""
+        row, _, _, position, is_entry = self._place(request, nth_unit)
+        page, at = self._divided(position)
+        slot = self._load_slots(jnp.where(is_entry, row * self.width + page.astype(jnp.int64), -1), at)
+        _, is_missing = self._expected_tokens(request, row, position, is_entry)
+        place = (jnp.int64(request) << FAULT_POSITION_BITS) + position.astype(jnp.int64)
+        self._count_faults(self._slot_faults(slot, is_entry, is_missing), place)
+        return odd
+
+    def _place(self, request: Any, nth_unit: Any) -> tuple[Any, ...]:
+        """A unit's row, the request's first position and its end, the unit's positions, which are entries."""
+        row = self._of(request, "req_pool_indices")
+        start, end = (jnp.int32(x) for x in self._span(self._of(request, "prefix_lens")))
+        position = start + nth_unit * self.tile + self.machine.iota(self.tile)
+        return row, start, end, position, position < end
 
     def _expected_tokens(self, request: Any, row: Any, position: Any, is_entry: Any) -> tuple[Any, Any]:
         """The tokens, and where one is current that the table does not have."""
@@ -344,9 +378,7 @@ class _Program:
         }
         self._count_faults(flags, request.astype(jnp.int64) << FAULT_POSITION_BITS)
 
-    def _count_slot_faults(
-        self, request: Any, position: jax.Array, slot: jax.Array, is_entry: jax.Array, is_missing: Any
-    ) -> None:
+    def _slot_faults(self, slot: jax.Array, is_entry: jax.Array, is_missing: Any) -> dict[str, jax.Array]:
         flags = {
             "slot_negative": is_entry & (slot < 0),
             "slot_dummy": is_entry & (slot >= 0) & (slot < self.page_size),
@@ -355,7 +387,7 @@ class _Program:
             flags["slot_outside"] = is_entry & (slot >= self.mapping.shape[0])
         if is_missing is not None:
             flags["token_outside"] = is_missing
-        self._count_faults(flags, (jnp.int64(request) << FAULT_POSITION_BITS) + position.astype(jnp.int64))
+        return flags
 
     def _count_faults(self, flags: dict[str, jax.Array], place: jax.Array) -> None:
         """Asks once whether there is any; only then the vectors are summed."""
