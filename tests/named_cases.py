@@ -191,9 +191,9 @@ def _corrupt() -> list[Case]:
     ]
 
 
-PAGED = {"req_to_token": _counting(-1, ROWS, 10), "page_size": 4}
-"""As many positions as the small case has: page 10 * row + position // 4 - 1, the first one a sentinel."""
-_PAST_INT32 = _odd(2**31 + 3, 2**32, 2**32 + 1001, INT32_MAX, 3 * INT32_MAX, 3 * INT32_MAX + 2, 9, 0)
+PAGED = {"req_to_token": _counting(-1, ROWS, 10)[:, ::-1].copy(), "page_size": 4}
+"""As many positions as the small case has: page 10 * row + 8 - position // 4, none behind the one before."""
+_PAST_INT32 = _odd(3 * INT32_MAX, 2**32, 2**32 + 1001, INT32_MAX, 2**31 + 3, 3 * INT32_MAX + 2, 9, 0)
 """Prefix lengths for three pages of the largest size."""
 
 

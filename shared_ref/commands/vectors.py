@@ -97,6 +97,7 @@ def export(directory: Path) -> None:
     help="Whose vectors; those of the staged launchers are for --impl.",
 )
 @click.option("--only", multiple=True, metavar="VECTOR", help="Judge on this vector; may be repeated.")
+@click.option("--plain", is_flag=True, help="Judge on vectors without pages and optional outputs.")
 @judged_backends
 @click.pass_context
 def check(
@@ -104,6 +105,7 @@ def check(
     directory: Path | None,
     launcher: str,
     only: tuple[str, ...],
+    plain: bool,
     names: tuple[str, ...],
     required: tuple[str, ...],
     paths: tuple[str, ...],
@@ -114,7 +116,7 @@ def check(
     Exit status: 0 identical, 1 a difference, 2 a bad call.
     """
     found = _read(directory)
-    selected = _selected(found.of(launcher), only)
+    selected = _selected(found.of(launcher), only, plain)
     chosen = _chosen(launcher, names, required, paths)
     if json_path is not None:
         check_writable(json_path)
@@ -137,13 +139,13 @@ def _read(directory: Path | None) -> VectorSet:
         raise BadCall(str(error)) from error
 
 
-def _selected(vectors: tuple[Vector, ...], only: Iterable[str]) -> list[Vector]:
+def _selected(vectors: tuple[Vector, ...], only: Iterable[str], plain: bool) -> list[Vector]:
     names = [vector.name for vector in vectors]
     if unknown := [name for name in only if name not in names]:
         raise BadCall(f"there is no vector {', '.join(unknown)} of this launcher: kvcanary vectors list")
-    selected = [vector for vector in vectors if not only or vector.name in only]
+    selected = [v for v in vectors if (not only or v.name in only) and (v.is_plain or not plain)]
     if not selected:
-        raise BadCall("the set has no vector of this launcher")
+        raise BadCall("the set has no such vector of this launcher")
     return selected
 
 

@@ -88,6 +88,11 @@ class Vector:
         """SHA-256 over the expected buffers' bytes, little-endian, in order."""
         return _digest(self.expected)
 
+    @property
+    def is_plain(self) -> bool:
+        """Whether the launch has neither pages nor optional outputs, as all had in contract version 1."""
+        return "page_size" not in self.arguments and not any(name in self.before for name in OPTIONAL_OUTPUTS)
+
     def case(self) -> Case:
         """The launch as a case. ValueError for a staged launcher's."""
         if self.launcher != LAUNCH_PLAN.name:

@@ -109,12 +109,12 @@ EVERYTHING: dict[str, Any] = {
     "kv_token_id_vs_position_offset": -1,
 }
 """Every kind of fault, and 28 entries."""
-PAGED: dict[str, Any] = {"req_to_token": _counting(0, columns=4), "page_size": 4}
-"""Page 4 * row + column: as many positions as the other table has, and the same slots but for one less."""
+PAGED: dict[str, Any] = {"req_to_token": _counting(0, columns=4)[:, ::-1].copy(), "page_size": 4}
+"""Page 4 * row + 3 - column: as many positions as the other table has, and no page behind the one before."""
 VAST_PAGES: dict[str, Any] = {
-    "req_to_token": np.array([[0, 0, 0], [0, 1, 0], [4, -5, 6], [7, 8, INT32_MAX]], np.int32),
+    "req_to_token": np.array([[0, 0, 0], [0, 1, 0], [4, 6, -5], [7, INT32_MAX, 8]], np.int32),
     "page_size": INT32_MAX,
-    "prefix_lens": _ints(2**31 + 3, 3 * INT32_MAX, 3 * INT32_MAX, 2**32 + 1),
+    "prefix_lens": _ints(3 * INT32_MAX, 3 * INT32_MAX, 2**31 + 3, 2**32 + 1),
     "swa_window_size": 5,
 }
 
@@ -596,7 +596,7 @@ def _pages() -> Iterator[Definition]:
         "page-across-the-end-of-the-mapping",
         "A page whose first two slots the mapping has, and whose last two it does not.",
         **PAGED,
-        **WINDOWED | {"full_to_swa_index_mapping": MAPPING[:38]},
+        **WINDOWED | {"full_to_swa_index_mapping": MAPPING[:42]},
     )
     yield _plan(
         "prefix-one-past-the-pages",
@@ -621,18 +621,6 @@ def _totals() -> Iterator[Definition]:
         prefix_lens=_ints(16, 0, 5, 12),
         extras=("verify_total_out",),
     )
-    bs = 512
-    yield _plan(
-        "total-past-int32",
-        "2**32 entries, which an int32 sum takes for none: 512 requests share a page of 2**23 positions.",
-        spare=0,
-        req_pool_indices=np.ones(bs, np.int64),
-        prefix_lens=np.full(bs, 2**23),
-        extend_seq_lens=np.ones(bs, np.int64),
-        req_to_token=_counting(1, rows=2, columns=1),
-        page_size=2**23,
-        extras=("verify_total_out",),
-    )
 
 
 def _faults() -> Iterator[Definition]:
@@ -642,8 +630,8 @@ def _faults() -> Iterator[Definition]:
     )
     yield _plan(
         "faults-of-an-overflow",
-        "The entries do not fit, so their cells are not looked at: only the requests' own faults count.",
-        **EVERYTHING | {"verify_capacity": 27},
+        "The entries do not fit: only the requests' own faults count, those of an inactive one among them.",
+        **EVERYTHING | {"verify_capacity": 27, "extend_seq_lens": _ints(INT64_MAX, -1, 0, INT64_MIN)},
         extras=tuple(EXTRAS),
     )
     cells = _table()
@@ -659,7 +647,7 @@ def _faults() -> Iterator[Definition]:
     definition = _plan(
         "faults-on-top-of-former-ones",
         "Counts wrap; of a former place and a new one the smaller stays, and -1 is the largest.",
-        **EVERYTHING,
+        **EVERYTHING | {"req_to_verify_expected_tokens_valid_lens": _ints(2**32, 9, 9, -1)},
         extras=faults,
     )
     definition.before["faults_out"][:] = [

@@ -1,101 +1,21 @@
-"""Wrong implementations, each the reference with a small change to its source, for the kit to reject.
-
-`MUTANTS` is the table. A change names the text that it replaces, which must occur exactly once in its
-module: a refactoring of the reference cannot drop a mutant in silence. `load` runs the patched sources
-in modules of their own, beside the real ones.
-"""
+"""Wrong implementations for the kit to reject: `MUTANTS` is the table."""
 
 from __future__ import annotations
 
-import ast
-import functools
-import importlib
-import sys
-from collections.abc import Iterator, Mapping
-from pathlib import Path
-from types import ModuleType
-from typing import NamedTuple
+from collections.abc import Iterator
 
-import shared_ref
-
-HOME = Path(shared_ref.__file__).parent
-SHARED = ("constants", "plan", "schema")
-"""Modules that a mutant has in common with the package; the others are run anew."""
-
-
-class Edit(NamedTuple):
-    """One replacement in a module of `shared_ref`."""
-
-    module: str
-    old: str
-    new: str
-
-
-class Mutant(NamedTuple):
-    """A wrong implementation of sections 4 and 5."""
-
-    name: str
-    story: str
-    """What its author believed."""
-    edits: tuple[Edit, ...]
-    rule: str = ""
-    """Part of a rule that the judge must name among the first differences."""
-
-
-def source_of(module: str) -> str:
-    return (HOME / f"{module}.py").read_text(encoding="utf-8")
-
-
-def patched(module: str, edits: tuple[Edit, ...]) -> str:
-    """A module's source after the edits that concern it. AssertionError: a text is not there, or twice."""
-    source = source_of(module)
-    for edit in edits:
-        if edit.module == module:
-            count = source.count(edit.old)
-            assert count == 1, f"{module}.py has {count} times, not once:\n{edit.old}"
-            source = source.replace(edit.old, edit.new)
-    return source
-
-
-@functools.cache
-def load(name: str, edits: tuple[Edit, ...]) -> ModuleType:
-    """`shared_ref.reference` with these edits in it and in what it imports."""
-    modules = ("validation", "batch", "faults", "reference")
-    name = "mutant " + name.replace(".", " ")
-    return package(name, {module: patched(module, edits) for module in modules})
-
-
-def package(name: str, sources: Mapping[str, str | ast.Module]) -> ModuleType:
-    """The last of `sources`, run in a package whose other modules are the earlier ones and `SHARED`.
-
-    The modules stay importable as `<name>.<module>`.
-    """
-    parent = ModuleType(name)
-    parent.__path__ = []  # a package whose modules are all in sys.modules
-    sys.modules[name] = parent
-    for module in SHARED:
-        sys.modules[f"{name}.{module}"] = importlib.import_module(f"shared_ref.{module}")
-    for module, source in sources.items():
-        loaded = ModuleType(f"{name}.{module}")
-        loaded.__package__ = name
-        sys.modules[loaded.__name__] = loaded
-        exec(compile(source, f"<{name}: {module}.py>", "exec"), loaded.__dict__)
-    return loaded
-
-
-def _in(module: str, *texts: str) -> tuple[Edit, ...]:
-    """Edits of one module, from old and new texts in turn."""
-    return tuple(Edit(module, old, new) for old, new in zip(texts[::2], texts[1::2], strict=True))
-
+from fault_mutants import faults, totals
+from paged_mutants import paged
+from patching import Mutant, edits_in
 
 _START = "start=max(prefix_len - window, 0) if window > 0 else 0"
-_END = "end=min(prefix_len, max_seq_len)"
-_ACTIVE = "active=row != PADDING_ROW and 0 <= row < max_reqs"
+_END = "end=min(prefix_len, positions)"
+_ACTIVE = "active=row != padding_row and 0 <= row < max_reqs"
 
 
 def _windows() -> Iterator[Mutant]:
     def wrong(name: str, story: str, start: str, rule: str = "") -> Mutant:
-        return Mutant(name, story, _in("batch", _START, f"start={start}"), rule)
+        return Mutant(name, story, edits_in("batch", _START, f"start={start}"), rule)
 
     yield wrong(
         "window one too long",
@@ -111,7 +31,7 @@ def _windows() -> Iterator[Mutant]:
     yield wrong(
         "window of what the table has",
         "a window lies at the end of the table where the prefix is longer",
-        "max(min(prefix_len, max_seq_len) - window, 0) if window > 0 else 0",
+        "max(min(prefix_len, positions) - window, 0) if window > 0 else 0",
     )
     yield wrong(
         "window starts before position 0",
@@ -128,42 +48,42 @@ def _windows() -> Iterator[Mutant]:
     yield Mutant(
         "predecessor cut at the window's start",
         "the chain begins with the window",
-        _in("reference", "NO_SLOT if r.start == 0 else cells[0]", "NO_SLOT"),
+        edits_in("reference", "NO_SLOT if r.start == 0 else known_slots[0]", "NO_SLOT"),
         "also at the start of a window",
     )
     yield Mutant(
         "window's predecessor untranslated",
         "what lies before the window is a slot of the full pool",
-        _in(
+        edits_in(
             "reference",
-            "NO_SLOT if r.start == 0 else cells[0]",
-            "NO_SLOT if r.start == 0 else table[r.row, r.start - 1]",
+            "NO_SLOT if r.start == 0 else known_slots[0]",
+            "NO_SLOT if r.start == 0 else cells(arguments, r.row, r.start - 1, r.start)[0]",
         ),
         "also at the start of a window",
     )
     yield Mutant(
         "window's cells one early",
         "the cell before the window counts as its first",
-        _in("reference", "cells[-r.verify_count :]", "cells[: r.verify_count]"),
+        edits_in("reference", "known_slots[-r.verify_count :]", "known_slots[: r.verify_count]"),
     )
     yield Mutant(
         "position relative to the window",
         "positions begin with 0 in each request",
-        _in("reference", "np.arange(r.start, r.end)", "np.arange(r.verify_count)"),
+        edits_in("reference", "np.arange(r.start, r.end)", "np.arange(r.verify_count)"),
         "positions start <= p < end ascending",
     )
 
 
 def _requests() -> Iterator[Mutant]:
     def wrong(name: str, story: str, *texts: str, rule: str = "") -> Mutant:
-        return Mutant(name, story, _in("batch", *texts), rule)
+        return Mutant(name, story, edits_in("batch", *texts), rule)
 
     in_order = 'enumerate(arguments["req_pool_indices"].tolist())'
     yield wrong(
         "row upper bound missing",
         "a row is always in the table",
         _ACTIVE,
-        "active=row != PADDING_ROW and row >= 0",
+        "active=row != padding_row and row >= 0",
     )
     yield wrong(
         "row clipped to the table",
@@ -174,14 +94,14 @@ def _requests() -> Iterator[Mutant]:
     yield wrong(
         "negative row wraps",
         "row -1 is Python's last row",
-        *(_ACTIVE, "active=row != PADDING_ROW and -max_reqs <= row < max_reqs"),
+        *(_ACTIVE, "active=row != padding_row and -max_reqs <= row < max_reqs"),
         rule="section 5: a row outside req_to_token counts as padding",
     )
     yield wrong(
         "last row refused",
         "the table's last row is a guard",
         _ACTIVE,
-        "active=row != PADDING_ROW and 0 <= row < max_reqs - 1",
+        "active=row != padding_row and 0 <= row < max_reqs - 1",
     )
     yield wrong(
         "row narrowed to int32",
@@ -206,13 +126,13 @@ def _requests() -> Iterator[Mutant]:
         "table's last column left out",
         "the table's last column is a guard",
         _END,
-        "end=min(prefix_len, max_seq_len - 1)",
+        "end=min(prefix_len, positions - 1)",
     )
     yield wrong(
         "too long a prefix counts as none",
         "a prefix past the table is garbage",
         _END,
-        "end=prefix_len if prefix_len <= max_seq_len else 0",
+        "end=prefix_len if prefix_len <= positions else 0",
     )
     yield wrong(
         "negative prefix by its magnitude",
@@ -270,7 +190,7 @@ def _requests() -> Iterator[Mutant]:
     yield Mutant(
         "last request's entries forgotten",
         "the loop ends before bs - 1",
-        _in(
+        edits_in(
             "reference",
             "    for r in batch:\n        if r.verify_count",
             "    for r in batch[:-1]:\n        if r.verify_count",
@@ -280,11 +200,11 @@ def _requests() -> Iterator[Mutant]:
 
 def _writes() -> Iterator[Mutant]:
     def wrong(name: str, story: str, *texts: str, rule: str = "", module: str = "reference") -> Mutant:
-        return Mutant(name, story, _in(module, *texts), rule)
+        return Mutant(name, story, edits_in(module, *texts), rule)
 
     sums = "np.array([r.write_count for r in batch], np.int64).cumsum(out=offsets[1 : bs + 1])  # wraps"
     seed = "translate(last_cell, mapping)[0]"
-    cell = "table[r.row, r.end - 1 : r.end] if r.has_seed else None"
+    cell = "cells(arguments, r.row, r.end - 1, r.end) if r.has_seed else None"
     has_seed = "return self.write_count > 0 and self.end > 0"
     reqs = 'arguments["out_write_num_valid_reqs"][0] = bs'
     yield wrong(
@@ -296,19 +216,22 @@ def _writes() -> Iterator[Mutant]:
     yield wrong(
         "seed from the start",
         "the chain goes on from the first entry",
-        *(cell, "table[r.row, r.start :][:1] if r.has_seed and r.start < r.end else None"),
+        *(cell, "cells(arguments, r.row, r.start, r.start + 1) if r.has_seed and r.start < r.end else None"),
         rule="the seed is translate(req_to_token[row, end - 1])",
     )
     yield wrong(
         "seed one past the prefix",
         "the seed is where the first token goes",
         cell,
-        "table[r.row, r.end :][:1] if r.has_seed and r.end < table.shape[1] else None",
+        "cells(arguments, r.row, r.end, r.end + 1) "
+        "if r.has_seed and r.end < arguments['req_to_token'].shape[1] * arguments['page_size'] else None",
     )
     yield wrong(
         "seed of an empty prefix",
         "a new request goes on from its first cell",
-        *(cell, "table[r.row, max(r.end - 1, 0) :][:1] if r.write_count and table.size else None"),
+        cell,
+        "cells(arguments, r.row, max(r.end - 1, 0), max(r.end, 1)) "
+        "if r.write_count and arguments['req_to_token'].size else None",
         rule="the seed is -1 where nothing is cached",
     )
     yield wrong(
@@ -327,7 +250,10 @@ def _writes() -> Iterator[Mutant]:
     yield wrong(
         "seed of too long a prefix is none",
         "the last position is not in the table",
-        *(cell, "table[r.row, r.end - 1 : r.end] if r.has_seed and r.prefix_len <= r.end else None"),
+        *(
+            cell,
+            "cells(arguments, r.row, r.end - 1, r.end) if r.has_seed and r.prefix_len <= r.end else None",
+        ),
         rule="section 5: positions past req_to_token do not exist",
     )
     yield wrong(
@@ -413,14 +339,13 @@ def _writes() -> Iterator[Mutant]:
 
 def _slots() -> Iterator[Mutant]:
     def wrong(name: str, story: str, *texts: str, rule: str = "") -> Mutant:
-        return Mutant(name, story, _in("reference", *texts), rule)
+        return Mutant(name, story, edits_in("reference", *texts), rule)
 
     take, sentinels = 'mapping.take(slots, mode="clip")', "np.copyto(translated, slots, where=slots < 0)"
-    table_and_mapping = (
-        '    table, mapping = arguments["req_to_token"], arguments["full_to_swa_index_mapping"]\n'
-    )
-    entries = f"def _entries(batch: list[Request], arguments: Arguments) -> None:\n{table_and_mapping}"
-    rows = f"def _write_rows(batch: list[Request], arguments: Arguments) -> None:\n{table_and_mapping}"
+    cells = "translate(cells(arguments, r.row, max(r.start - 1, 0), r.end), mapping)"
+    mapping = '    mapping = arguments["full_to_swa_index_mapping"]\n'
+    entries = f"    count_cell_faults(batch, arguments)\n{mapping}"
+    rows = f"def _write_rows(batch: list[Request], arguments: Arguments) -> None:\n{mapping}"
     without_window = '    mapping = mapping if arguments["swa_window_size"] > 0 else None\n'
     yield wrong(
         "mapping ignored without a window",
@@ -431,14 +356,14 @@ def _slots() -> Iterator[Mutant]:
     yield wrong(
         "translated twice",
         "the table holds slots of the window's pool",
-        "cells = translate(table[r.row, max(r.start - 1, 0) : r.end], mapping)",
-        "cells = translate(translate(table[r.row, max(r.start - 1, 0) : r.end], mapping), mapping)",
+        cells,
+        f"translate({cells}, mapping)",
     )
     yield wrong(
         "entries not translated",
         "the kernel behind translates",
-        "cells = translate(table[r.row, max(r.start - 1, 0) : r.end], mapping)",
-        "cells = translate(table[r.row, max(r.start - 1, 0) : r.end], None)",
+        cells,
+        cells.replace("mapping", "None"),
     )
     yield wrong(
         "negative clipped",
@@ -473,13 +398,14 @@ def _slots() -> Iterator[Mutant]:
     yield wrong(
         "slot 0 skipped",
         "the dummy slot is no slot",
-        "slots[span] = cells[-r.verify_count :]",
-        "slots[span] = np.where(table[r.row, r.start : r.end] == 0, NO_SLOT, cells[-r.verify_count :])",
+        "slots[span] = known_slots[-r.verify_count :]",
+        "slots[span] = np.where(\n"
+        "    cells(arguments, r.row, r.start, r.end) == 0, NO_SLOT, known_slots[-r.verify_count :]\n)",
     )
     yield wrong(
         "slot past the mapping wraps",
         "a slot counts modulo the pool",
-        *(take, 'mapping.take(slots, mode="wrap")'),
+        *(take, "mapping[slots % len(mapping)]"),
         rule="section 5: a slot past full_to_swa_index_mapping",
     )
     yield wrong(
@@ -501,11 +427,11 @@ def _slots() -> Iterator[Mutant]:
     yield wrong(
         "mapping narrowed to int32", "a slot fits int32", take, f"{take}.astype(np.int32).astype(np.int64)"
     )
-    yield wrong(
+    yield Mutant(
         "slots widened without their sign",
         "slots are unsigned",
-        *("return slots.astype(np.int64)", "return slots.astype(np.uint32).astype(np.int64)"),
-        rule="section 2: a negative slot is a sentinel",
+        edits_in("batch", "first:stop].astype(np.int64)", "first:stop].astype(np.uint32).astype(np.int64)"),
+        "section 2: a negative slot is a sentinel",
     )
     yield wrong(
         "predecessor is the slot itself",
@@ -529,7 +455,7 @@ def _slots() -> Iterator[Mutant]:
 
 def _tokens() -> Iterator[Mutant]:
     def wrong(name: str, story: str, *texts: str, rule: str = "", module: str = "batch") -> Mutant:
-        return Mutant(name, story, _in(module, *texts), rule)
+        return Mutant(name, story, edits_in(module, *texts), rule)
 
     high = "high = min(self.end + offset, valid_len, table.shape[1])"
     cells = "table[self.row, low : max(low, high)]"
@@ -619,7 +545,7 @@ def _tokens() -> Iterator[Mutant]:
 
 def _totals() -> Iterator[Mutant]:
     def wrong(name: str, story: str, *texts: str, rule: str = "") -> Mutant:
-        return Mutant(name, story, _in("reference", *texts), rule)
+        return Mutant(name, story, edits_in("reference", *texts), rule)
 
     fill = "    if _totals(batch, arguments):\n        _entries(batch, arguments)\n"
     enable = 'arguments["out_verify_enable"][0] = enable'
@@ -706,13 +632,20 @@ def _totals() -> Iterator[Mutant]:
     )
 
 
-MUTANTS = tuple(m for group in (_windows, _requests, _writes, _slots, _tokens, _totals) for m in group())
+MUTANTS = tuple(
+    mutant
+    for group in (
+        *(_windows, _requests, _writes, _slots, _tokens, _totals),
+        *(paged, totals, faults),
+    )
+    for mutant in group()
+)
 """Of `launch_canary_plan_kernels`."""
 
 
 def _staged() -> Iterator[Mutant]:
     def wrong(name: str, story: str, *texts: str) -> Mutant:
-        return Mutant(name, story, _in("reference", *texts))
+        return Mutant(name, story, edits_in("reference", *texts))
 
     scratch = "np.array([r.verify_count for r in batch], np.int64).cumsum(out=scratch[1 : len(batch) + 1])"
     writes = 'if arguments["verify_enable"][0] != 0 and total <= len(arguments[COLUMNS[0]]):'
@@ -769,6 +702,68 @@ def _staged() -> Iterator[Mutant]:
         "the offsets launcher has counted",
         *(total, '    total = int(arguments["verify_offsets_scratch"][len(batch)])\n    if'),
     )
+    fill = f"    {writes}\n        _entries(batch, arguments)\n"
+    totals = "    _totals(batch, arguments)\n    scratch"
+    request_faults = "    count_request_faults(batch, arguments)\n    _totals"
+    no_pages = 'arguments | {"page_size": 1}'
+    yield wrong(
+        "entries launcher knows no pages",
+        "pages are the other launcher's",
+        *(fill, fill.replace("arguments)\n", f"{no_pages})\n")),
+    )
+    yield wrong(
+        "offsets launcher knows no pages",
+        "pages are the other launcher's",
+        f"    batch = requests(arguments)\n    _write_rows(batch, arguments)\n{request_faults}",
+        f"    batch = requests({no_pages})\n    _write_rows(batch, arguments)\n{request_faults}",
+    )
+    yield wrong(
+        "offsets launcher has no total",
+        "verify_num_valid says it",
+        *(totals, totals.replace("arguments", 'arguments | {"verify_total_out": None}')),
+    )
+    yield wrong(
+        "offsets launcher counts no faults",
+        "the other one counts them",
+        *(request_faults, "    _totals"),
+    )
+    yield wrong(
+        "offsets launcher counts faults of cells",
+        "it looks at the whole batch",
+        *(
+            totals,
+            '    if _totals(batch, arguments):\n        no_tokens = {"req_to_verify_expected_tokens": None}\n'
+            "        count_cell_faults(batch, arguments | no_tokens)\n    scratch",
+        ),
+    )
+    yield wrong(
+        "entries launcher counts the requests' faults",
+        "it looks at the whole batch",
+        *(fill, f"{fill}        count_request_faults(batch, arguments)\n"),
+    )
+    yield wrong(
+        "entries launcher counts no faults",
+        "the other one has counted them",
+        *(fill, fill.replace("arguments)\n", 'arguments | {"faults_out": None})\n')),
+    )
+    yield wrong(
+        "entries launcher counts faults though it is disabled",
+        "faults are faults",
+        *(
+            fill,
+            f"{fill}    elif total <= len(arguments[COLUMNS[0]]):\n"
+            "        count_cell_faults(batch, arguments)\n",
+        ),
+    )
+    yield wrong(
+        "entries launcher counts faults of entries that do not fit",
+        "faults are faults",
+        *(
+            fill,
+            f'{fill}    elif arguments["verify_enable"][0] != 0:\n'
+            "        count_cell_faults(batch, arguments)\n",
+        ),
+    )
 
 
 STAGED_MUTANTS = tuple(_staged())
@@ -778,12 +773,12 @@ EQUIVALENT = (
     Mutant(
         "negative prefix not clamped",
         "the counts, the seed and the window are 0 or none for it without the clamp too",
-        _in("batch", "prefix_len = max(prefix_lens[index], 0)", "prefix_len = prefix_lens[index]"),
+        edits_in("batch", "prefix_len = max(prefix_lens[index], 0)", "prefix_len = prefix_lens[index]"),
     ),
     Mutant(
         "token table's width not looked at",
         "a slice ends where the table does",
-        _in(
+        edits_in(
             "batch",
             "high = min(self.end + offset, valid_len, table.shape[1])",
             "high = min(self.end + offset, valid_len)",

@@ -11,7 +11,7 @@ import functools
 from types import ModuleType
 from typing import NamedTuple
 
-from mutants import Edit, package, patched, source_of
+from patching import Edit, package, patched, source_of
 
 _OTHERS = ("batch", "faults", "reference")
 """Modules that a mutant runs anew beside its validation: `reference` has the launchers."""
@@ -97,13 +97,21 @@ def _weak(name: str, *texts: str) -> Weakened:
 
 
 _INT = "if isinstance(value, bool) or not isinstance(value, int | np.integer):"
-_DTYPE = "if name != tensor.dtype:"
+_DTYPE = 'if name != tensor.dtype and not (tensor.or_int32 and name == "int32"):'
 _LENGTH = "if n is not None and (got < n if tensor.at_least else got != n):"
 _STRIDED = "if info.strides is None or rows <= 1 or width == 0:"
 _RULE_1 = "    yield from _contiguity(tensors)\n"
 _RULE_2 = "    yield from _dtypes(tensors, call.framework)\n"
 _OFFSETS_RULE_3 = '    yield from _batch_size(call, "offsets")\n'
-_RULES_8_9 = "    yield from _mapping_length(call)\n    yield from _shapes(call, tensors)\n"
+_ENTRIES_RULE_3 = '    yield from _batch_size(call, "entries")\n'
+_OFFSETS_RULE_7 = '    yield from _positive(call, "req_to_token_stride0")\n'
+_RULE_8 = '    yield from _positive(call, "page_size")\n'
+_RULE_9 = "    yield from _mapping_length(call)\n"
+_RULE_10 = "    yield from _shapes(call, tensors)\n"
+_RULE_15 = "    yield from _positions(call)\n"
+_RULES_16_17 = "    yield from _writable(tensors)\n    yield from _devices(call, tensors)\n"
+_PAGES = "table.shape[1] * page_size > MOST_POSITIONS"
+_COLUMNS = "tensor.columns is not None and info.shape[1] != tensor.columns"
 
 WEAKENED = (
     _weak("a bool is an integer", _INT, "if not isinstance(value, int | np.integer):"),
@@ -199,9 +207,28 @@ WEAKENED = (
     ),
     _weak(
         "shapes before the mapping's length",
-        f'    yield from _batch_size(call, "entries")\n{_RULES_8_9}',
-        '    yield from _batch_size(call, "entries")\n'
-        "    yield from _shapes(call, tensors)\n    yield from _mapping_length(call)\n",
+        f"{_ENTRIES_RULE_3}{_RULE_8}{_RULE_9}{_RULE_10}",
+        f"{_ENTRIES_RULE_3}{_RULE_8}{_RULE_10}{_RULE_9}",
+    ),
+    _weak("2**48 positions are too many", _PAGES, _PAGES.replace(">", ">=")),
+    _weak("positions without pages", _PAGES, _PAGES.replace("table.shape[1] * page_size", "table.shape[1]")),
+    _weak("positions in int32", _PAGES, _PAGES.replace("MOST_POSITIONS", "2**31")),
+    _weak("more columns of faults match", _COLUMNS, _COLUMNS.replace("!=", "<")),
+    _weak("fewer columns of faults match", _COLUMNS, _COLUMNS.replace("!=", ">")),
+    _weak(
+        "rows of faults may be apart",
+        "if not tensor.is_table and not _is_contiguous(info):",
+        "if tensor.ndim == 1 and not _is_contiguous(info):",
+    ),
+    _weak(
+        "the mapping's length before the page size",
+        f"{_OFFSETS_RULE_7}{_RULE_8}{_RULE_9}",
+        f"{_OFFSETS_RULE_7}{_RULE_9}{_RULE_8}",
+    ),
+    _weak(
+        "writable outputs before positions",
+        f"{_RULE_15}{_RULES_16_17}\n\ndef _entries_rules",
+        f"{_RULES_16_17}{_RULE_15}\n\ndef _entries_rules",
     ),
     _weak(
         "the last broken rule is reported",

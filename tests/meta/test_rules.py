@@ -22,6 +22,7 @@ from validation_table import (
     Frontend,
     breakable,
     good_call,
+    is_output,
 )
 
 from shared_ref import validation
@@ -32,7 +33,6 @@ PAIRS = 40
 
 OTHERWISE = {
     "_devices": "numpy arrays have one device; the torch table breaks it, see below",
-    "_plan_form_rules": "of the JAX form `plan`: tests/kvcanary_jax/test_plan_form.py",
 }
 """Where a rule is broken with another framework, by the function that has it or that it yields from."""
 
@@ -73,7 +73,7 @@ def _refused(frontend: Frontend) -> Iterator[str]:
 
 
 def frozen_inputs(launcher: str) -> Call:
-    arrays = {k: v for k, v in good_call(launcher).items() if isinstance(v, np.ndarray) and k[:4] != "out_"}
+    arrays = {k: v for k, v in good_call(launcher).items() if isinstance(v, np.ndarray) and not is_output(k)}
     for array in arrays.values():
         array.flags.writeable = False
     return arrays
@@ -125,7 +125,7 @@ def test_weakening_a_rule_fails_the_table(record_property: Any) -> None:
     assert surviving == []
 
 
-DEVICE_RULES = [rule for rule in dropped() if "_devices" in rule.name and "plan_form" not in rule.name]
+DEVICE_RULES = [rule for rule in dropped() if "_devices" in rule.name]
 
 
 @pytest.mark.parametrize("rule", DEVICE_RULES, ids=lambda rule: rule.name)
