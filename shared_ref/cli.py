@@ -1,4 +1,4 @@
-"""The command line: `kvcanary conform`, `vectors`, `explain` and `doctor`."""
+"""The command line: `kvcanary conform`, `fuzz`, `vectors`, `explain` and `doctor`."""
 
 from __future__ import annotations
 
@@ -9,6 +9,7 @@ try:
 
     from .commands.conform import conform
     from .commands.doctor import doctor
+    from .commands.fuzz import fuzz_command
     from .commands.vectors import vectors
     from .conformance.explain_command import explain
 except ModuleNotFoundError as error:
@@ -25,5 +26,5 @@ def main() -> None:
     """Hold implementations of the kv-canary plan against the contract, byte for byte."""
 
 
-for command in (conform, vectors, explain, doctor):
+for command in (conform, fuzz_command, vectors, explain, doctor):
     main.add_command(command)

@@ -14,10 +14,11 @@ from typing import Any
 import numpy as np
 
 from ..batch import Request, cells, requests
-from ..constants import NO_SLOT, NO_TOKEN, PADDING_ROW
-from ..faults import request_faults
-from ..plan import VerifyPlan, WritePlan
-from ..schema import COLUMNS
+from ..constants import FAULT_KINDS, NO_SLOT, NO_TOKEN, PADDING_ROW
+from ..faults import decode_faults, request_faults
+from ..plan import Faults, VerifyPlan, WritePlan
+from ..reference import launch_canary_plan_kernels_reference
+from ..schema import COLUMNS, OPTIONAL_OUTPUTS
 from .case import Case, Plans
 from .compare import FIRST_DIFFERENCES, Difference, FieldDifferences, compare
 
@@ -29,6 +30,8 @@ _MOST_FAULTS = 6
 """Faults of a request that are shown."""
 _FIRST_CELLS = 3
 """Differences of an input that are shown."""
+_COUNTED_ONLY = FAULT_KINDS.index("slot_negative")
+"""From this kind on, nothing is wrong."""
 
 
 def explain(
@@ -60,14 +63,15 @@ def save_plans(plans: Plans, path: str | Path) -> None:
 
 
 def load_plans(path: str | Path) -> Plans:
-    """Read what `save_plans` wrote. ValueError says what a file lacks."""
+    """Read what `save_plans` wrote, with any optional outputs. ValueError says what a file lacks."""
     names = [[field.name for field in plan.fields()] for plan in (VerifyPlan, WritePlan)]
     with np.load(path, allow_pickle=False) as arrays:
         missing = [f"after.{n}" for n in itertools.chain(*names) if f"after.{n}" not in arrays]
         if missing:
             raise ValueError(f"{path} holds no plans: it lacks {', '.join(missing)}")
         verify, write = ({name: arrays[f"after.{name}"] for name in group} for group in names)
-    return Plans(VerifyPlan(**verify), WritePlan(**write))
+        extras = {name: arrays[f"after.{name}"] for name in OPTIONAL_OUTPUTS if f"after.{name}" in arrays}
+    return Plans(VerifyPlan(**verify), WritePlan(**write), extras)
 
 
 def difference_text(difference: Difference) -> str:
@@ -110,7 +114,11 @@ class _Explained:
     def lines(self, request: int | None, other: Plans | Case | None) -> Iterator[str]:
         shown = None if request is None else request_at(self.case, request)
         yield from self._heading()
-        yield from self._all_requests() if shown is None else ["", *self._request(shown)]
+        if shown is None:
+            yield from self._all_requests()
+            yield from self._faults()
+        else:
+            yield from ("", *self._request(shown))
         if isinstance(other, Case):
             yield from ("", "Differences of the inputs", *_indented(_input_differences(self.case, other)))
         elif other is not None:
@@ -171,6 +179,13 @@ class _Explained:
                 shown += 1
         if shown > MOST_REQUESTS:
             yield from ("", f"... {_count(shown - MOST_REQUESTS, 'more request')}, to be asked for by number")
+
+    def _faults(self) -> Iterator[str]:
+        """What this launch adds to a fresh `faults_out`: where the case has one, or there are faults."""
+        counts = _fresh_faults(self.case)
+        if "faults_out" in self.case.before.extras or counts[:_COUNTED_ONLY, 0].any():
+            lines = decode_faults(counts, self.arguments)
+            yield from ("", "Counted as faults", *_indented(lines or ["none"]))
 
     def _request(self, r: Request) -> Iterator[str]:
         if r.is_padding:
@@ -247,6 +262,17 @@ class _Explained:
             return f"{tokens}; seed {NO_SLOT}: no chain to continue"
         slot = self._slot(r.row, r.end - 1, int(seeds[r.index]))
         return f"{tokens}; seed {slot}, of position {r.end - 1}"
+
+
+def _fresh_faults(case: Case) -> np.ndarray:
+    faults, plans = Faults.allocate(), case.before.copy()
+    launch_canary_plan_kernels_reference(
+        verify_plan_out=plans.verify,
+        write_plan_out=plans.write,
+        **case.inputs.keywords(),
+        faults_out=faults,
+    )
+    return faults.buffer
 
 
 _ENTRY_HEADS = ("entry", "position", "slot", "predecessor", "token")

@@ -36,11 +36,11 @@ class _BadCall(click.ClickException):
 )
 @click.option("--plot", "plot_path", type=_FILE, metavar="FILE.png", help="Draw requests against positions.")
 def explain(case_path: Path, request: int | None, other_path: Path | None, plot_path: Path | None) -> None:
-    """Show a saved case as a person reads it: what each request verifies and writes, and why.
+    """Show a saved case as a person reads it: what each request verifies and writes, why, and its faults.
 
-    CASE.npz is a case that `kvcanary conform` has saved. OTHER.npz holds the plans that an implementation
-    made of it, one array for each buffer, named `after.<field>`; their first differences are shown, each
-    with the rule that it breaks. Or it is another case.
+    CASE.npz is a case that `kvcanary conform` or `kvcanary fuzz` has saved. OTHER.npz holds the plans that
+    an implementation made of it, one array for each buffer, named `after.<field>`; their first differences
+    are shown, each with the rule that it breaks. Or it is another case.
 
     Exit status: 0 shown, 2 a bad call.
     """
@@ -106,7 +106,7 @@ def _styled(text: str) -> Text:
     for line in text.splitlines(keepends=True):
         if line[:1] not in (" ", "\n", "."):
             styled.append(line, style="bold")
-        elif line.lstrip().startswith("fault "):
+        elif line.lstrip().startswith(("fault ", "request ")):
             styled.append(line, style="red")
         elif line.lstrip().startswith("section "):
             styled.append(line, style="italic")

@@ -484,7 +484,7 @@ def test_vectors_check_explains_and_repeats_a_failure(call: Callable[..., Result
 def test_vectors_check_of_a_staged_launcher(call: Callable[..., Result]) -> None:
     result = call("vectors", "check", *OFFSETS, "--impl", "port:offsets")
     assert result.exit_code == 0
-    assert "3 of launch_plan_offsets_kernel" in result.stdout
+    assert "4 of launch_plan_offsets_kernel" in result.stdout
     result = call("vectors", "check", *OFFSETS, "--impl", "port:launch")
     assert result.exit_code == 1
     assert "the launch raised TypeError" in result.stdout
@@ -503,7 +503,7 @@ def test_vectors_check_writes_a_report(call: Callable[..., Result], directory: P
         "vectors": str(shipped_vectors_path()),
         "launcher": "launch_canary_plan_kernels",
     }
-    assert report["configuration"] == {"format_version": 1, "contract_version": 1}
+    assert report["configuration"] == {"format_version": 1, "contract_version": 2}
     assert report["counts"]["vectors"] == len(judged)
     assert report["identical"] is False
     numpy, wrong, broken, absent = report["backends"]
@@ -611,7 +611,7 @@ def test_help_imports_no_framework() -> None:
 
 
 def test_every_command_is_there() -> None:
-    assert set(cli.main.commands) == {"conform", "doctor", "explain", "vectors"}
+    assert set(cli.main.commands) == {"conform", "doctor", "explain", "fuzz", "vectors"}
 
 
 def test_version(call: Callable[..., Result]) -> None:

@@ -93,6 +93,12 @@ request 5: row 4, prefix 0, extend 5
   write    5 tokens, offsets 3 to 8; seed -1: no chain to continue
 
 requests 6 to 7: padding, row 0
+
+Counted as faults
+  request 2: row 9 is outside req_to_token (6 rows); 1 in all
+  request 3: extend_seq_lens -4 is negative; 1 in all
+  request 4: prefix_lens 18 exceeds the 16 positions of req_to_token; 1 in all
+  request 4, position 14: slot 94 is outside full_to_swa_index_mapping (90 slots); 2 in all
 """
 
 
@@ -154,12 +160,38 @@ def test_many_requests_are_shortened() -> None:
     rows = np.ones(80, np.int64)
     text = explain(larger_case("crowd", req_pool_indices=rows, prefix_lens=lens, extend_seq_lens=lens))
     assert text.count("\nrequest ") == 64
-    assert text.endswith("\n... 16 more requests, to be asked for by number\n")
+    assert "\n... 16 more requests, to be asked for by number\n" in text
 
 
 def test_a_window_past_the_table() -> None:
     text = explain(NAMED_CASES["a window past the table's end"], 3)
     assert "  window   no position: past the table's end\n" in text
+
+
+FAULTS = "\n\nCounted as faults\n"
+
+
+def test_faults_are_counted_where_there_are_any_or_the_case_counts_them() -> None:
+    """Sentinels are counted with the others; by themselves they are no faults."""
+    sentinels = {
+        "req_pool_indices": np.array([2]),
+        "prefix_lens": np.array([3]),
+        "extend_seq_lens": np.array([1]),
+        "req_to_token": np.full((6, COLUMNS), -1, np.int32),
+        "req_to_verify_expected_tokens": None,
+    }
+    case = small_case(**sentinels)
+    assert FAULTS not in explain(case)
+    counting = Case.poisoned("counting", case.inputs, write_req_capacity=2, extras=("faults_out",))
+    assert explain(counting).endswith(f"{FAULTS}  request 0, position 0: slot -1 is negative; 3 in all\n")
+    faulty = small_case(**sentinels | {"extend_seq_lens": np.array([-1])})
+    assert explain(faulty).partition(FAULTS)[2].splitlines() == [
+        "  request 0: extend_seq_lens -1 is negative; 1 in all",
+        "  request 0, position 0: slot -1 is negative; 3 in all",
+    ]
+    sound = dataclasses.replace(case.inputs, req_to_token=np.ones((6, COLUMNS), np.int32))
+    sound_case = Case.poisoned("sound", sound, write_req_capacity=2, extras=("faults_out",))
+    assert explain(sound_case).endswith(f"{FAULTS}  none\n")
 
 
 @pytest.mark.parametrize("request_", [-1, 8])
@@ -278,6 +310,16 @@ def test_saved_plans_are_loaded_again(tmp_path: Path) -> None:
     with np.load(tmp_path / "plans.npz") as arrays:
         assert sorted(arrays) == sorted(f"after.{name}" for name in plans.buffers())
     assert load_plans(tmp_path / "plans.npz").digest() == plans.digest()
+
+
+def test_saved_optional_outputs_are_loaded_again_and_compared(tmp_path: Path) -> None:
+    inputs = small_case().inputs
+    case = Case.poisoned("counting", inputs, write_req_capacity=10, extras=("verify_total_out",))
+    plans = case.expected()
+    plans.extras["verify_total_out"][0] = 9
+    save_plans(plans, tmp_path / "plans.npz")
+    text = explain(case, other=load_plans(tmp_path / "plans.npz"))
+    assert "  verify_total_out: 1 of 1 elements differ\n    [0]: expected 8, got 9\n" in text
 
 
 def test_plans_need_no_rich() -> None:

@@ -1,0 +1,1 @@
+"""What `python -m benchmarks.robustness` does: drawn launches in bulk, and other hardships."""
