@@ -31,13 +31,23 @@ class Implementation(NamedTuple):
 
 
 def _lazily(module: str) -> Compute:
-    """`plan` of a module that is loaded when it is needed; under `vmap` it runs batch by batch."""
+    """`plan` of a module that is loaded when it is needed; under `vmap` it runs batch by batch.
+
+    The barriers keep XLA from handing the kernel a part of a larger array: where a `scan` stacks plans, it
+    would let the kernel's outputs be slices of the stack, and forget that a kernel that writes in place
+    writes to its inputs. They move no byte.
+    """
 
     def plan(arguments: xla.Arguments) -> xla.Outputs:
         arrays = {name: value for name, value in arguments.items() if isinstance(value, jax.Array)}
         others = {name: value for name, value in arguments.items() if name not in arrays}
         compute = importlib.import_module(f"{__package__}.{module}").plan
-        return jax.custom_batching.sequential_vmap(lambda arrays: compute(arrays | others))(arrays)
+
+        def kernel(arrays: dict[str, jax.Array]) -> xla.Outputs:
+            fixed = jax.lax.optimization_barrier(arrays)
+            return jax.lax.optimization_barrier(compute(fixed | others))
+
+        return jax.custom_batching.sequential_vmap(kernel)(arrays)
 
     return plan
 

@@ -97,8 +97,8 @@ def _memory(settings: Settings, report: Report) -> None:
 
 
 def _jax_memory(settings: Settings, report: Report) -> None:
-    for name in ("XLA_PYTHON_CLIENT_MEM_FRACTION", "XLA_CLIENT_MEM_FRACTION"):
-        os.environ[name] = _JAX_SHARE
+    os.environ.pop("XLA_PYTHON_CLIENT_MEM_FRACTION", None)  # its former name, and JAX takes no two
+    os.environ["XLA_CLIENT_MEM_FRACTION"] = _JAX_SHARE
     from .backends import jax_subjects
     from .chunks import chunks
     from .memory import run_out_in_jax

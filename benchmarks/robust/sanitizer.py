@@ -70,7 +70,7 @@ def read(output: str, exit_code: int) -> Sanitized:
     """The numbers in what script and tool have printed."""
     counted = re.search(r"^\S+: (\d+) launches, (\d+) differ from the reference$", output, re.MULTILINE)
     if counted is None:
-        last = "\n".join(output.splitlines()[-5:])
+        last = "\n".join(output.splitlines()[-25:])
         raise RuntimeError(f"the script ended early with exit code {exit_code}:\n{last}")
     summary = re.search(r"ERROR SUMMARY: (\d+) error", output)
     errors = int(counted[2]) + (int(summary[1]) if summary else 0)

@@ -80,7 +80,8 @@ CASES = (
 
 FEW_LAYOUTS = tuple(layout._replace(batch_sizes=layout.batch_sizes[-1:]) for layout in LAYOUTS)
 
-RICH = small_case("rich", verify_capacity=150, **with_mapping(), **with_tokens(1))
+RICH = small_case("rich", verify_capacity=192, **with_mapping(), **with_tokens(1))
+"""Its columns are whole lines of memory: slices of a stack of them are what XLA may give to a kernel."""
 CAPACITY = 4096
 """Entries of `LARGE`'s plan: no other array is as long."""
 LARGE = small_case("large", verify_capacity=CAPACITY, **with_mapping(), **with_tokens(1))
