@@ -47,7 +47,8 @@ class Run:
     hangs         {part: text}
     """
 
-    def __init__(self, settings: Settings, processes: int) -> None:
+    def __init__(self, settings: Settings, processes: int, file: Path | None = None) -> None:
+        self.file = file
         self.began = time.monotonic()
         self.results: Results = {
             "date": datetime.date.today().isoformat(),
@@ -96,6 +97,12 @@ class Run:
             self.said = time.monotonic()
             launches = _sum(self.results["launches"].values())
             self._say(f"{launches.get('launches', 0):,} launches, {len(self.results['checks'])} other checks")
+            self.save()
+
+    def save(self) -> None:
+        """Write what is known to the file, also while it runs: a run that is killed leaves its figures."""
+        if self.file is not None:
+            self.file.write_text(json.dumps(self.results, indent=1) + "\n")
 
     def _say(self, text: str) -> None:
         print(f"[{time.monotonic() - self.began:5.1f} s] {text}", file=sys.stderr, flush=True)
@@ -189,7 +196,7 @@ def fill(document: str, results: Results) -> str:
     return f"{before}{BEGIN}\n\n{text(results)}\n\n{END}{after}"
 
 
-def run(settings: Settings) -> Results:
+def run(settings: Settings, file: Path | None = None) -> Results:
     """All parts at once, each in a process of its own."""
     # Torch and JAX share the device, in several processes.
     os.environ["XLA_PYTHON_CLIENT_PREALLOCATE"] = "false"
@@ -200,8 +207,9 @@ def run(settings: Settings) -> Results:
     from .robust.watch import run_all
 
     chosen = parts(settings)
-    current = Run(settings, len(chosen))
+    current = Run(settings, len(chosen), file)
     run_all(chosen, settings, current.note)
+    current.save()
     return current.results
 
 
@@ -211,9 +219,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     if options.results is not None:
         results = json.loads(options.results.read_text())
     else:
-        results = run(_settings(options))
-    if options.json is not None:
-        options.json.write_text(json.dumps(results, indent=1) + "\n")
+        results = run(_settings(options), options.json)
     show(results)
     if options.write:
         options.document.write_text(fill(options.document.read_text(), results))

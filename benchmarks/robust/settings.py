@@ -27,7 +27,7 @@ class Settings(NamedTuple):
     """Bad calls, of all frameworks together."""
     allocations: int = 200
     """That run out of memory, of torch; JAX waits for seconds before it gives up."""
-    sanitized: int = 1_500
+    sanitized: int = 600
     """Drawn cases under the sanitizer, of torch; a third of it of each JAX kernel."""
     silence_s: float = 120.0
     """After so long without a word, a process hangs."""
