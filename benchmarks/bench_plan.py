@@ -45,7 +45,7 @@ class Run:
             "date": datetime.date.today().isoformat(),
             "driver": _driver(),
             "host": f"{platform.machine()}, {os.cpu_count()} CPUs, Python {platform.python_version()}",
-            "versions": _versions(),
+            "versions": versions(),
             "settings": settings._asdict(),
             "unavailable": {},
             "failures": [],
@@ -158,7 +158,7 @@ def _sizes(spec: Spec) -> dict[str, Any]:
     }
 
 
-def _versions() -> dict[str, str]:
+def versions() -> dict[str, str]:
     found = {}
     for package in PACKAGES:
         try:

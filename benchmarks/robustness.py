@@ -22,7 +22,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from .bench_plan import _versions
+from .bench_plan import versions
 from .results import machine
 from .robust.settings import QUICK, Settings
 from .tables import Table, markdown
@@ -54,7 +54,7 @@ class Run:
             "date": datetime.date.today().isoformat(),
             **_gpu(settings.device),
             "host": f"{platform.machine()}, {os.cpu_count()} CPUs, Python {platform.python_version()}",
-            "versions": _versions(),
+            "versions": versions(),
             "settings": {k: v for k, v in settings._asdict().items() if k != "saved"},
             "processes": processes,
             "seconds": 0.0,

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import json
+import re
 from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 from typing import Any
@@ -14,6 +15,7 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, T
 
 from ..backends import Backend, backends
 from ..conformance.kit import ImplementationError, implementation_backend
+from ..conformance.runner import Outcome
 
 EXIT_DIFFERENT = 1
 EXIT_BAD_CALL = 2
@@ -108,3 +110,27 @@ def progress_bar(total: int) -> Iterator[Callable[[str], None]]:
     with Progress(*columns, console=console, transient=True, disable=not console.is_terminal) as progress:
         task = progress.add_task("starting", total=total)
         yield lambda name: progress.update(task, advance=1, description=f"{name:<24.24}")
+
+
+def save_failures(outcomes: list[Outcome]) -> dict[str, str]:
+    """Save each case that a backend failed on, once. Returns the files by the cases' names."""
+    saved: dict[str, str] = {}
+    for outcome in outcomes:
+        if outcome.failure is None or outcome.failure.case.name in saved:
+            continue
+        case = outcome.failure.case
+        path = _free_path("kvcanary-" + re.sub(r"[^A-Za-z0-9.]+", "-", case.name))
+        try:
+            case.save(path)
+        except OSError as error:
+            click.echo(f"{path}: the case cannot be saved: {error.strerror or error}", err=True)
+        else:
+            saved[case.name] = str(path)
+    return saved
+
+
+def _free_path(stem: str) -> Path:
+    path, number = Path(f"{stem}.npz"), 2
+    while path.exists():
+        path, number = Path(f"{stem}-{number}.npz"), number + 1
+    return path

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-import re
 import shlex
 import zipfile
 from collections.abc import Callable, Iterable
@@ -36,6 +35,7 @@ from .common import (
     choose,
     judged_backends,
     progress_bar,
+    save_failures,
     write_json,
 )
 
@@ -97,7 +97,7 @@ def conform(
     console.print(settings_table("Configuration", source.configuration, console.width))
     console.print()
     outcomes = _run_with_progress(chosen, source)
-    judged = source.judged(outcomes, saved={} if case_path else _save_failures(outcomes))
+    judged = source.judged(outcomes, saved={} if case_path else save_failures(outcomes))
     _print_result(console, judged)
     if json_path is not None:
         write_json(json_path, as_json(judged))
@@ -173,30 +173,6 @@ def _saved(path: Path) -> _Source:
 def _run_with_progress(chosen: list[Backend], source: _Source) -> list[Outcome]:
     with progress_bar(source.most_cases) as advance:
         return run(chosen, source.cases, on_case=lambda case, outcomes: advance(case.name))
-
-
-def _save_failures(outcomes: list[Outcome]) -> dict[str, str]:
-    """Save each case that a backend failed on, once. Returns the files by the cases' names."""
-    saved: dict[str, str] = {}
-    for outcome in outcomes:
-        if outcome.failure is None or outcome.failure.case.name in saved:
-            continue
-        case = outcome.failure.case
-        path = _free_path("kvcanary-" + re.sub(r"[^A-Za-z0-9.]+", "-", case.name))
-        try:
-            case.save(path)
-        except OSError as error:
-            click.echo(f"{path}: the case cannot be saved: {error.strerror or error}", err=True)
-        else:
-            saved[case.name] = str(path)
-    return saved
-
-
-def _free_path(stem: str) -> Path:
-    path, number = Path(f"{stem}.npz"), 2
-    while path.exists():
-        path, number = Path(f"{stem}-{number}.npz"), number + 1
-    return path
 
 
 def _print_result(console: Console, judged: Run) -> None:

@@ -14,8 +14,15 @@ from ..backends import Backend
 from ..conformance.fuzz import Fuzzed, fuzz
 from ..conformance.report import Run, as_json, failure_text, outcomes_table, verdict
 from ..conformance.runner import Failure, Outcome
-from .common import EXIT_DIFFERENT, check_writable, choose, judged_backends, progress_bar, write_json
-from .conform import _save_failures
+from .common import (
+    EXIT_DIFFERENT,
+    check_writable,
+    choose,
+    judged_backends,
+    progress_bar,
+    save_failures,
+    write_json,
+)
 
 SECONDS = 30
 
@@ -101,7 +108,7 @@ def _judged(fuzzed: Fuzzed, source: dict[str, Any], limits: dict[str, Any]) -> R
         counts={"cases": fuzzed.cases, "layouts": fuzzed.layouts},
         plans_per_step=1,
         outcomes=fuzzed.outcomes,
-        saved=_save_failures(fuzzed.outcomes),
+        saved=save_failures(fuzzed.outcomes),
     )
 
 
