@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import functools
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from typing import Any, TypeVar
 
 import jax
@@ -55,6 +56,13 @@ def _platform(array: Any) -> str:
     return next(iter(array.sharding.device_set)).platform
 
 
+@contextlib.contextmanager
+def _arithmetic() -> Iterator[None]:
+    """What the plan is computed under, whatever the caller's configuration."""
+    with jax.enable_x64(True), jax.numpy_dtype_promotion("standard"):
+        yield
+
+
 def _refuse_refs(arguments: dict[str, Any]) -> None:
     for name, array in arguments.items():
         if isinstance(array, jax.Ref):
@@ -91,7 +99,7 @@ def _launch(
     name = resolve(implementation, _KIND[launcher], platform, [*outputs.values(), *tensors.values()])
     traced = any(isinstance(array, jax.core.Tracer) for array in (*outputs.values(), *tensors.values()))
     run = _fill_refs if refs else _keep if traced else _replace
-    with jax.enable_x64(True):
+    with _arithmetic():
         return run(_KIND[launcher], name, tuple(integers.items()), outputs, tensors)
 
 
@@ -320,7 +328,7 @@ def plan(
         ValueError: as `launch_canary_plan_kernels`.
     """
     arguments: dict[str, Any] = locals() | {"faults_out": faults_buffer(faults_out)}
-    with jax.enable_x64(True):
+    with _arithmetic():
         beside = next(filter(None, (_sharding(arguments[name]) for name in PLAN_INPUTS)), None)
         for name in PLAN_INPUTS:
             if isinstance(arguments[name], np.ndarray):

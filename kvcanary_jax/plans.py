@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import copy
 import dataclasses
 from typing import Any
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 
 from shared_ref.constants import NO_PLACE
 from shared_ref.schema import FaultsFields, Plan, VerifyPlanFields, WritePlanFields
@@ -18,9 +20,24 @@ def _buffers(plan: type[Plan], capacity: int, device: Any) -> dict[str, jax.Arra
         return {f.name: jnp.zeros(f.length.of(capacity), f.dtype, device=device) for f in plan.fields()}
 
 
+class _Pickled:
+    """Pickled as numpy arrays, which come back inside the scope: a JAX array alone comes back as int32."""
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return _restored, (type(self), {name: np.asarray(array) for name, array in vars(self).items()})
+
+    def __deepcopy__(self, memo: dict[int, Any]) -> Any:
+        return type(self)(**{name: copy.deepcopy(array, memo) for name, array in vars(self).items()})
+
+
+def _restored(cls: Any, arrays: dict[str, np.ndarray]) -> Any:
+    with jax.enable_x64(True):
+        return cls(**{name: jnp.asarray(array) for name, array in arrays.items()})
+
+
 @jax.tree_util.register_dataclass
 @dataclasses.dataclass(frozen=True, kw_only=True, eq=False)
-class VerifyPlan(VerifyPlanFields[jax.Array]):
+class VerifyPlan(_Pickled, VerifyPlanFields[jax.Array]):
     """Which slots to check in this step; columns of `verify_capacity` entries (contract, section 3)."""
 
     @classmethod
@@ -34,7 +51,7 @@ class VerifyPlan(VerifyPlanFields[jax.Array]):
 
 @jax.tree_util.register_dataclass
 @dataclasses.dataclass(frozen=True, kw_only=True, eq=False)
-class WritePlan(WritePlanFields[jax.Array]):
+class WritePlan(_Pickled, WritePlanFields[jax.Array]):
     """How this step's tokens continue each chain; `write_req_capacity` rows (contract, section 3)."""
 
     @classmethod
@@ -47,12 +64,13 @@ class WritePlan(WritePlanFields[jax.Array]):
 
 @jax.tree_util.register_dataclass
 @dataclasses.dataclass(frozen=True, kw_only=True, eq=False)
-class Faults(FaultsFields[jax.Array]):
+class Faults(_Pickled, FaultsFields[jax.Array]):
     """What made no sense, summed over launches (contract, section 5). To forget it, allocate another."""
 
     @classmethod
     def allocate(cls, *, device: jax.Device | jax.sharding.Sharding | None = None) -> Faults:
         """No faults yet, on `device`."""
+        empty = np.zeros(cls.SHAPE, np.int64)
+        empty[:, 1] = NO_PLACE
         with jax.enable_x64(True):
-            buffer = jnp.zeros(cls.SHAPE, "int64", device=device)
-            return cls(buffer=buffer.at[:, 1].set(NO_PLACE))
+            return cls(buffer=jnp.asarray(empty, device=device))

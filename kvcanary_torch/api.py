@@ -17,7 +17,7 @@ from shared_ref.schema import (
     VerifyPlanFields,
     WritePlanFields,
 )
-from shared_ref.validation import check, faults_buffer, plan_arguments
+from shared_ref.validation import check, check_integers, fail, faults_buffer, plan_arguments
 
 from .launch import TORCH, launch
 from .plans import VerifyPlan, WritePlan, zeros
@@ -227,8 +227,8 @@ def plan(
         verify_capacity: entries that the verify plan has room for; may be left out with `out`.
         write_req_capacity: requests that the write plan has room for; likewise.
         padding_row: the value of `req_pool_indices` that marks a padding request; None: there is none.
-        out: plans to fill in place, as a server that captures CUDA graphs needs it; None: fresh ones, at the
-            cost of a small kernel for each of their fields.
+        out: a pair of plans to fill in place, as a server that captures CUDA graphs needs it; None: fresh
+            ones, at the cost of a small kernel for each of their fields.
 
     Returns:
         The plans: `out`, or fresh ones, whose elements that the contract leaves as they were are 0,
@@ -256,13 +256,17 @@ def plan(
     }
     if out is None:
         out = _fresh(arguments)
+    elif not isinstance(out, tuple | list) or len(out) != 2:
+        fail(f"out must be a pair of plans, got {type(out).__name__}")
     arguments.update(plan_arguments(*out))
     launch(PLAN_INTO, arguments)
     return out
 
 
 def _fresh(arguments: dict[str, Any]) -> tuple[VerifyPlan, WritePlan]:
-    if not torch.compiler.is_compiling():
+    if torch.compiler.is_compiling():
+        check_integers(PLAN, arguments)
+    else:
         check(PLAN, TORCH, arguments)
     device = arguments["req_pool_indices"].device
     verify, write = zeros(arguments["verify_capacity"], arguments["write_req_capacity"], device)

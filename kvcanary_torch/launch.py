@@ -9,7 +9,7 @@ import torch
 
 from shared_ref import reference
 from shared_ref.schema import LAUNCH_ENTRIES, LAUNCH_OFFSETS, LAUNCH_PLAN, PLAN_INTO, Launcher
-from shared_ref.validation import ArrayInfo, Framework, check, fail
+from shared_ref.validation import ArrayInfo, Framework, check, check_integers, fail
 
 
 def _describe(tensor: Any) -> ArrayInfo:
@@ -39,6 +39,8 @@ _ON_CPU: Mapping[Launcher, Callable[[Mapping[str, Any]], None]] = {
 def launch(launcher: Launcher, arguments: dict[str, Any]) -> None:
     """Check a launcher's arguments, given by name, and run it where its tensors are."""
     if torch.compiler.is_compiling():
+        # The op checks what it is called with, but by then a bool is an int.
+        arguments = arguments | check_integers(launcher, arguments)
         _OPS[launcher](*[arguments[name] for name in (*launcher.tensor_names, *launcher.integer_names)])
     else:
         _launch(launcher, arguments)

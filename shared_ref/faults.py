@@ -10,9 +10,12 @@ import numpy as np
 from .batch import Arguments, Request, cells, max_seq_len, requests
 from .constants import FAULT_KINDS, FAULT_POSITION_BITS, NO_PLACE
 from .schema import FaultsFields
-from .validation import fail
+from .validation import fail, faults_buffer
 
 _ROW, _PREFIX_SIGN, _EXTEND_SIGN, _PREFIX_END, _SLOT_END, _TOKEN, _SLOT_SIGN, _DUMMY = range(len(FAULT_KINDS))
+
+_CHUNK = 2**20
+"""Positions that are looked at together: a corrupt length may claim more than memory holds."""
 
 
 def first_fault(arguments: Arguments) -> str | None:
@@ -26,15 +29,20 @@ def request_faults(r: Request, arguments: Arguments) -> Iterator[str]:
         yield _text(kind, r, None, arguments)
     if r.active:
         first, stop = _positions(r)
-        found = _cell_kinds(r, arguments, first, stop)
-        # The cells that are no entry's are looked up, but no token belongs to them.
-        found[_TOKEN, : max(r.start - first, 0)] = False
-        if r.verify_count == 0:
-            found[_TOKEN] = False
-        for i in np.flatnonzero(found[_SLOT_END] | found[_TOKEN]):
-            for kind in (_SLOT_END, _TOKEN):
-                if found[kind, i]:
-                    yield _text(kind, r, first + int(i), arguments)
+        for begin in range(first, stop, _CHUNK):
+            yield from _cell_faults(r, arguments, begin, min(begin + _CHUNK, stop))
+
+
+def _cell_faults(r: Request, arguments: Arguments, first: int, stop: int) -> Iterator[str]:
+    found = _cell_kinds(r, arguments, first, stop)
+    # The cells that are no entry's are looked up, but no token belongs to them.
+    found[_TOKEN, : max(r.start - first, 0)] = False
+    if r.verify_count == 0:
+        found[_TOKEN] = False
+    for i in np.flatnonzero(found[_SLOT_END] | found[_TOKEN]):
+        for kind in (_SLOT_END, _TOKEN):
+            if found[kind, i]:
+                yield _text(kind, r, first + int(i), arguments)
 
 
 def count_request_faults(batch: list[Request], arguments: Arguments) -> None:
@@ -146,24 +154,36 @@ def decode_faults(buffer: Any, inputs: Mapping[str, Any] | None = None) -> list[
     req_to_token (64 rows); 3 in all`. Reading the buffer waits for the device.
 
     Args:
-        buffer: int64 `[8, 2]`, or a `Faults`: numpy's, torch's on a CPU, or anything numpy can read.
-        inputs: the launcher's arguments by name as numpy arrays, for the values and sizes in the texts.
-            Those of another step than the one that had the first fault do no harm: its values are left out.
+        buffer: int64 `[8, 2]`, or a `Faults`: numpy's, torch's, JAX's, or anything numpy can read.
+        inputs: the arguments of the launcher or of `plan` by name, as numpy arrays, for the values and sizes
+            in the texts. Those of another step than the one that had the first fault do no harm: its values
+            are left out.
 
     Raises:
         ValueError: `buffer` has another shape or dtype.
     """
-    array = np.asarray(getattr(buffer, "buffer", buffer) if not isinstance(buffer, np.ndarray) else buffer)
+    held = faults_buffer(buffer)
+    array = np.asarray(held.cpu() if hasattr(held, "cpu") else held)
     if array.shape != FaultsFields.SHAPE or array.dtype != np.int64:
         fail(f"decode_faults takes int64 {list(FaultsFields.SHAPE)}, got {array.dtype} {list(array.shape)}")
+    arguments = None if inputs is None else _DEFAULTS | dict(inputs)
     lines = []
     for kind, (count, place) in enumerate(array.tolist()):
-        if place == NO_PLACE:
+        if place == NO_PLACE or count == 0:
             continue
         # As unsigned: a request is below 2**12, but a buffer that was never reset may hold anything.
         request, position = divmod(place % 2**64, 2**FAULT_POSITION_BITS)
-        lines.append(f"{_decoded(kind, request, position, inputs)}; {count} in all")
+        lines.append(f"{_decoded(kind, request, position, arguments)}; {count} in all")
     return lines
+
+
+_DEFAULTS = {
+    "swa_window_size": 0,
+    "full_to_swa_index_mapping": None,
+    "req_to_verify_expected_tokens": None,
+    "kv_token_id_vs_position_offset": 0,
+}
+"""Of what `plan` may be called without."""
 
 
 def _decoded(kind: int, request: int, position: int, arguments: Arguments | None) -> str:

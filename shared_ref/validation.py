@@ -85,7 +85,8 @@ def plan_arguments(verify_plan: object, write_plan: object) -> dict[str, object]
 
 def faults_buffer(faults_out: Any) -> Any:
     """The array of a `faults_out` argument, which may be a `Faults` of any framework."""
-    return getattr(faults_out, "buffer", faults_out)
+    buffer = getattr(faults_out, "buffer", None)
+    return faults_out if buffer is None else buffer
 
 
 def check(launcher: Launcher, framework: Framework, arguments: Mapping[str, Any]) -> Checked:
@@ -112,6 +113,11 @@ def check(launcher: Launcher, framework: Framework, arguments: Mapping[str, Any]
 
 _MOST_PASSED = 8192
 _passed: dict[tuple, Checked] = {}
+
+
+def check_integers(launcher: Launcher, arguments: Mapping[str, Any]) -> dict[str, int | None]:
+    """A call's integers as Python ints, for who cannot look at arrays yet. Raises like `check`."""
+    return {i.name: _integer(i, arguments[i.name]) for i in launcher.integers}
 
 
 def _check(launcher: Launcher, framework: Framework, arrays: list, integers: list) -> Checked:

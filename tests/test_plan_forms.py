@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Callable
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -226,3 +227,30 @@ def test_plan_is_one_graph_under_torch_compile() -> None:
     assert slots.tolist()[:7] == [501, 502, 503, 518, 519, 520, 521]
     assert (enable.tolist(), total.tolist(), offsets.tolist()) == ([1], [7], [0, 1, 1, 3, 3, 0, 0])
     assert faults.buffer[:, 0].tolist() == [0] * 8
+
+
+@pytest.mark.parametrize("name", ["page_size", "padding_row", "swa_window_size", "verify_capacity"])
+def test_under_torch_compile_a_bool_is_no_int_either(name: str) -> None:
+    torch = pytest.importorskip("torch", reason="PyTorch is not installed")
+    import kvcanary_torch
+
+    inputs = _tensors(small_inputs()) | {"write_req_capacity": 6, name: True}
+    step = torch.compile(lambda: kvcanary_torch.plan(**inputs)[0].enable, backend="eager")
+    with pytest.raises(Exception, match=f"{name} must be an int, got bool"):
+        step()
+
+
+@pytest.mark.parametrize("out", [(), "plans", (1, 2, 3)])
+def test_out_is_a_pair(out: Any) -> None:
+    pytest.importorskip("torch", reason="PyTorch is not installed")
+    import kvcanary_torch
+
+    with pytest.raises(ValueError, match=r"^kv-canary: out must be a pair of plans, got (tuple|str)$"):
+        kvcanary_torch.plan(**_tensors(small_inputs()), out=out)
+
+
+@form
+def test_faults_without_a_buffer_are_refused(form: Form) -> None:
+    arguments = small_inputs().keywords() | {"write_req_capacity": 4, "padding_row": -1}
+    with pytest.raises(ValueError, match=r"^kv-canary: faults_out must be a .*, got SimpleNamespace$"):
+        form(arguments, {}, faults_out=SimpleNamespace(buffer=None))

@@ -20,8 +20,8 @@ def from_vllm(
             int32. vLLM's name and shape, `block_table_tensor` `[max_num_seqs, blocks]`, will do too. Requests
             that pad the batch have no tokens there, and get none in the plan.
         block_size: slots of a block. Static.
-        num_computed_tokens: `[max_num_seqs]` or longer, tokens in the cache before this step. It saves their
-            computation, `seq_lens` less the query lengths.
+        num_computed_tokens: `[max_num_seqs]` or longer, tokens in the cache before this step, and 0 for the
+            requests that pad the batch. It saves their computation, `seq_lens` less the query lengths.
         sliding_window: the window of this KV-cache group in tokens, as in its spec; None for full attention.
             A window needs `full_to_swa_index_mapping` beside these keywords: the identity. Static.
 

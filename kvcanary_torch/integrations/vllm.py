@@ -25,8 +25,8 @@ def from_vllm(
             requests that pad a CUDA graph's batch have no tokens there, and get none in the plan.
         block_size: slots of a block in that table: the `block_size` of vLLM's `BlockTable`, which is the
             attention kernel's and may be smaller than the cache's.
-        num_computed_tokens: `[num_reqs]` or longer, tokens in the cache before this step. It saves their
-            computation, `seq_lens` less the query lengths.
+        num_computed_tokens: `[num_reqs]` or longer, tokens in the cache before this step, and 0 for the
+            requests that pad the batch. It saves their computation, `seq_lens` less the query lengths.
         sliding_window: the window of this KV-cache group in tokens, as in its spec; None for full attention.
             A window needs `full_to_swa_index_mapping` beside these keywords: the identity.
         rows: `torch.arange` of at least `num_reqs` on the device, if one is at hand. It saves making it.

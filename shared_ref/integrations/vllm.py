@@ -22,7 +22,8 @@ def plan_keywords(
             `block_table_tensor` `[>= bs, blocks]` or `block_tables` `[bs * blocks]`.
         block_size: slots of a block in that table.
         rows: 0, 1, 2, ...: at least `bs` int32 or int64.
-        num_computed_tokens: `[>= bs]`, tokens in the cache before this step, if it is at hand.
+        num_computed_tokens: `[>= bs]`, tokens in the cache before this step, if it is at hand; 0 for the
+            requests that pad the batch.
         sliding_window: the tokens that a token attends to, itself included; None for full attention.
 
     Raises:

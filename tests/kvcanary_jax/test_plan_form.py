@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import copy
+import dataclasses
 import logging
+import pickle
 from typing import Any
 
 import numpy as np
@@ -215,3 +218,24 @@ def test_new_values_compile_nothing(caplog: pytest.LogCaptureFixture) -> None:
         kvcanary_jax.plan(**jax_inputs(small_case(**values)), write_req_capacity=5)
         kvcanary_jax.plan(**small_case(**values).inputs.keywords(), write_req_capacity=5)
     assert [r.getMessage() for r in caplog.records if "Compiling" in r.getMessage()] == []
+
+
+@pytest.mark.parametrize("copied", [copy.deepcopy, lambda plan: pickle.loads(pickle.dumps(plan))])
+def test_a_copy_of_a_plan_keeps_int64_without_x64(copied: Any) -> None:
+    big = 2**40 + 3
+    with jax.enable_x64(True):
+        plan = kvcanary_jax.VerifyPlan.allocate(verify_capacity=2)
+        plan = dataclasses.replace(plan, verify_slot_indices=plan.verify_slot_indices + big)
+        faults = kvcanary_jax.Faults.allocate()
+    assert copied(plan).verify_slot_indices.tolist() == [big, big]
+    assert copied(faults).buffer.tolist() == [[0, -1]] * 8
+    assert (copied(plan).enable.dtype, copied(faults).buffer.dtype) == ("int32", "int64")
+
+
+def test_a_strict_promotion_of_dtypes_is_the_caller_s_alone() -> None:
+    case = small_case()
+    with jax.numpy_dtype_promotion("strict"):
+        verify, _ = kvcanary_jax.plan(**case.inputs.keywords(), write_req_capacity=5)
+    entries = int(verify.verify_num_valid[0])
+    expected = case.expected().verify.verify_slot_indices[:entries]
+    np.testing.assert_array_equal(np.asarray(verify.verify_slot_indices)[:entries], expected)
