@@ -10,12 +10,9 @@ from __future__ import annotations
 
 import argparse
 import datetime
-import importlib.metadata
 import json
 import multiprocessing
 import os
-import platform
-import subprocess
 import sys
 import time
 from collections.abc import Iterable, Sequence
@@ -24,13 +21,13 @@ from typing import Any
 
 from . import worker
 from .cases import CASES, WRITTEN_BYTES, Spec, chosen
+from .environment import gpu_and_driver, host, versions
 from .figures import tables
 from .results import BACKENDS, JAX, machine
 from .settings import QUICK, Settings
 from .tables import show as show_table
 from .worker import FLOOR, TORCH, WHATS, Step
 
-PACKAGES = ("kvcanary", "numpy", "torch", "triton", "jax", "jaxlib", "jax-triton")
 SILENCE_S = 120.0
 """After so long without a word, a worker hangs."""
 MOST_WORKERS = 4
@@ -43,8 +40,8 @@ class Run:
     def __init__(self, specs: Sequence[Spec], settings: Settings) -> None:
         self.results: dict[str, Any] = {
             "date": datetime.date.today().isoformat(),
-            "driver": _driver(),
-            "host": f"{platform.machine()}, {os.cpu_count()} CPUs, Python {platform.python_version()}",
+            "driver": found[1] if (found := gpu_and_driver()) else None,
+            "host": host(),
             "versions": versions(),
             "settings": settings._asdict(),
             "unavailable": {},
@@ -156,25 +153,6 @@ def _sizes(spec: Spec) -> dict[str, Any]:
         "read_bytes": spec.read_bytes,
         "written_bytes": WRITTEN_BYTES,
     }
-
-
-def versions() -> dict[str, str]:
-    found = {}
-    for package in PACKAGES:
-        try:
-            found[package] = importlib.metadata.version(package)
-        except importlib.metadata.PackageNotFoundError:
-            continue
-    return found
-
-
-def _driver() -> str | None:
-    query = ["nvidia-smi", "--query-gpu=driver_version", "--format=csv,noheader"]
-    try:
-        lines = subprocess.run(query, capture_output=True, text=True, timeout=20, check=True).stdout.split()
-    except (OSError, subprocess.SubprocessError):
-        return None
-    return lines[0] if lines else None
 
 
 def steps_of(

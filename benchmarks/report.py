@@ -14,10 +14,9 @@ from pathlib import Path
 
 from .figures import tables
 from .results import Results, machine
-from .tables import markdown
+from .tables import between_markers, markdown
 
 DOCUMENT = Path(__file__).parents[1] / "docs" / "performance.md"
-BEGIN, END = "<!-- begin figures -->", "<!-- end figures -->"
 
 
 def text(results: Results) -> str:
@@ -50,16 +49,8 @@ def _method(results: Results) -> str:
 
 
 def fill(document: str, results: Results) -> str:
-    """The document with the run between its markers.
-
-    Raises:
-        ValueError: it has not one pair of markers.
-    """
-    before, begin, rest = document.partition(BEGIN)
-    _, end, after = rest.partition(END)
-    if not begin or not end or BEGIN in rest or END in after:
-        raise ValueError(f"the document needs {BEGIN} and then {END}, once each")
-    return f"{before}{BEGIN}\n\n{text(results)}\n\n{END}{after}"
+    """The document with the run between its markers. ValueError: it has not one pair of markers."""
+    return between_markers(document, text(results))
 
 
 def main(arguments: Sequence[str] | None = None) -> None:

@@ -14,22 +14,19 @@ import argparse
 import datetime
 import json
 import os
-import platform
-import subprocess
 import sys
 import time
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from .bench_plan import versions
+from .environment import gpu_and_driver, host, versions
 from .results import machine
 from .robust.settings import QUICK, Settings
-from .tables import Table, markdown
+from .tables import Table, between_markers, markdown
 from .tables import show as show_table
 
 DOCUMENT = Path(__file__).parents[1] / "docs" / "robustness.md"
-BEGIN, END = "<!-- begin figures -->", "<!-- end figures -->"
 MOST_WORKERS = 10
 
 Results = dict[str, Any]
@@ -50,10 +47,11 @@ class Run:
     def __init__(self, settings: Settings, processes: int, file: Path | None = None) -> None:
         self.file = file
         self.began = time.monotonic()
+        found = gpu_and_driver() if settings.device == "cuda" else None
         self.results: Results = {
             "date": datetime.date.today().isoformat(),
-            **_gpu(settings.device),
-            "host": f"{platform.machine()}, {os.cpu_count()} CPUs, Python {platform.python_version()}",
+            **(dict(zip(("gpu", "driver"), found, strict=True)) if found else {}),
+            "host": host(),
             "versions": versions(),
             "settings": {k: v for k, v in settings._asdict().items() if k != "saved"},
             "processes": processes,
@@ -116,18 +114,6 @@ def _sum(parts: Any) -> dict[str, int]:
     return total
 
 
-def _gpu(device: str) -> dict[str, str]:
-    """Name and driver."""
-    if device != "cuda":
-        return {}
-    query = ["nvidia-smi", "--query-gpu=name,driver_version", "--format=csv,noheader"]
-    try:
-        lines = subprocess.run(query, capture_output=True, text=True, timeout=20, check=True).stdout
-    except (OSError, subprocess.SubprocessError):
-        return {}
-    return dict(zip(("gpu", "driver"), lines.splitlines()[0].split(", "), strict=True))
-
-
 def is_sound(results: Results) -> bool:
     """Whether nothing was wrong, broke off or hung."""
     wrong = [fields["differences"] for fields in results["launches"].values()]
@@ -184,16 +170,8 @@ def _processes(results: Results) -> str:
 
 
 def fill(document: str, results: Results) -> str:
-    """The document with the run between its markers.
-
-    Raises:
-        ValueError: it has not one pair of markers.
-    """
-    before, begin, rest = document.partition(BEGIN)
-    _, end, after = rest.partition(END)
-    if not begin or not end or BEGIN in rest or END in after:
-        raise ValueError(f"the document needs {BEGIN} and then {END}, once each")
-    return f"{before}{BEGIN}\n\n{text(results)}\n\n{END}{after}"
+    """The document with the run between its markers. ValueError: it has not one pair of markers."""
+    return between_markers(document, text(results))
 
 
 def run(settings: Settings, file: Path | None = None) -> Results:

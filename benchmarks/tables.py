@@ -5,6 +5,9 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import NamedTuple
 
+BEGIN, END = "<!-- begin figures -->", "<!-- end figures -->"
+"""What figures stand between in a document."""
+
 _FILE_WIDTH = 200
 """Columns of an output that is no terminal."""
 
@@ -61,3 +64,16 @@ def number(value: float | None) -> str:
     if value is None:
         return ""
     return f"{value:.2f}" if value < 10 else f"{value:.1f}"
+
+
+def between_markers(document: str, text: str) -> str:
+    """The document with the text between its markers.
+
+    Raises:
+        ValueError: it has not one pair of markers.
+    """
+    before, begin, rest = document.partition(BEGIN)
+    _, end, after = rest.partition(END)
+    if not begin or not end or BEGIN in rest or END in after:
+        raise ValueError(f"the document needs {BEGIN} and then {END}, once each")
+    return f"{before}{BEGIN}\n\n{text}\n\n{END}{after}"

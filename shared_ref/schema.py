@@ -191,11 +191,10 @@ PLAN_INPUTS = tuple(_INPUTS)
 """The tensors a plan is built from, by name, in signature order."""
 
 _TOTAL = Tensor("verify_total_out", "int64", length=1, optional=True, output=True)
-_FAULTS = Tensor(
-    "faults_out", "int64", ndim=2, length=len(FAULT_KINDS), columns=2, optional=True, output=True
-)
-OPTIONAL_OUTPUTS = (_TOTAL.name, _FAULTS.name)
-"""What a launch writes beside the plans if it is given, in signature order."""
+_KINDS, _COLUMNS = FaultsFields.SHAPE
+_FAULTS = Tensor("faults_out", "int64", ndim=2, length=_KINDS, columns=_COLUMNS, optional=True, output=True)
+OPTIONAL_OUTPUTS: dict[str, tuple[int, ...]] = {_TOTAL.name: (1,), _FAULTS.name: FaultsFields.SHAPE}
+"""What a launch writes beside the plans if it is given, in signature order, and the shapes; all int64."""
 
 _SCRATCH = Tensor(
     "out_verify_offsets_scratch", "int64", length=VERIFY_OFFSETS_SCRATCH_LEN, at_least=True, output=True

@@ -22,7 +22,6 @@ sys.path.insert(0, str(Path(__file__).parents[1]))
 import numpy as np
 import oracle
 
-from shared_ref.conformance.case import EXTRAS
 from shared_ref.conformance.golden import (
     Arrays,
     Vector,
@@ -30,6 +29,7 @@ from shared_ref.conformance.golden import (
     write_vectors,
 )
 from shared_ref.conformance.golden_cases import Definition, definitions
+from shared_ref.schema import OPTIONAL_OUTPUTS
 
 PLAN = "launch_canary_plan_kernels"
 OFFSETS = "launch_plan_offsets_kernel"
@@ -596,7 +596,7 @@ def after(definition: Definition) -> Arrays:
     buffers = {name: buffer.copy() for name, buffer in definition.before.items()}
     if definition.launcher == PLAN:
         plan: Any = SimpleNamespace(**buffers)
-        extras = {name: buffers[name] for name in EXTRAS if name in buffers}
+        extras = {name: buffers[name] for name in OPTIONAL_OUTPUTS if name in buffers}
         oracle.launch_canary_plan_kernels(
             verify_plan_out=plan, write_plan_out=plan, **definition.arguments, **extras
         )

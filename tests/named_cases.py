@@ -9,14 +9,15 @@ from typing import Any
 
 import numpy as np
 
-from shared_ref.conformance.case import EXTRAS, Case, PlanInputs, Plans
+from shared_ref.conformance.case import Case, PlanInputs, Plans
+from shared_ref.schema import OPTIONAL_OUTPUTS
 
 INT32_MIN, INT32_MAX = -(2**31), 2**31 - 1
 INT64_MIN, INT64_MAX = -(2**63), 2**63 - 1
 ROWS, WIDTH, LUT_LEN = 5, 40, 150
 
 
-BOTH = tuple(EXTRAS)
+BOTH = tuple(OPTIONAL_OUTPUTS)
 """The optional outputs."""
 
 

@@ -454,7 +454,7 @@ class TestFigures:
 
 
 class TestReport:
-    DOCUMENT = f"# Title\n\n{report.BEGIN}\nold\n{report.END}\n\nafter\n"
+    DOCUMENT = f"# Title\n\n{tables.BEGIN}\nold\n{tables.END}\n\nafter\n"
 
     def test_fills_the_document_between_its_markers(self, results: dict[str, Any], tmp_path: Path) -> None:
         document, data = tmp_path / "performance.md", tmp_path / "run.json"
@@ -462,15 +462,15 @@ class TestReport:
         data.write_text(json.dumps(results))
         report.main([str(data), "--document", str(document)])
         text = document.read_text()
-        assert text.startswith(f"# Title\n\n{report.BEGIN}\n\nMeasured on Some GPU, driver 1.2, cuda 13.0")
-        assert text.endswith(f"- jax-triton on small: it broke\n\n{report.END}\n\nafter\n")
+        assert text.startswith(f"# Title\n\n{tables.BEGIN}\n\nMeasured on Some GPU, driver 1.2, cuda 13.0")
+        assert text.endswith(f"- jax-triton on small: it broke\n\n{tables.END}\n\nafter\n")
         assert "old" not in text
         assert "| small case | 1,000 | 2.00 | 2.90 | 1.45 | 0.90 | + 1 us | yes |" in text
         assert "- jax-xla: no JAX" in text
         report.main([str(data), "--document", str(document)])
         assert document.read_text() == text
 
-    @pytest.mark.parametrize("document", ["", report.BEGIN, report.END + report.BEGIN, DOCUMENT * 2])
+    @pytest.mark.parametrize("document", ["", tables.BEGIN, tables.END + tables.BEGIN, DOCUMENT * 2])
     def test_refuses_a_document_without_its_markers(self, results: dict[str, Any], document: str) -> None:
         with pytest.raises(ValueError, match="once each"):
             report.fill(document, results)

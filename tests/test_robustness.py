@@ -19,7 +19,7 @@ pytest.importorskip("torch", reason="PyTorch is not installed")
 import torch
 
 import kvcanary_torch
-from benchmarks import robustness
+from benchmarks import robustness, tables
 from benchmarks.robust import backends, calls, fuzz, graphs, memory, parts, sanitizer, threads, watch
 from benchmarks.robust.chunks import Chunk, chunks, different, differs_from_reference
 from benchmarks.robust.settings import Settings
@@ -524,18 +524,16 @@ def test_messages_become_figures() -> None:
 
 def test_figures_are_put_between_the_markers(results: dict[str, Any], tmp_path: Path) -> None:
     document, data = tmp_path / "robustness.md", tmp_path / "run.json"
-    document.write_text(f"# Title\n\n{robustness.BEGIN}\nold\n{robustness.END}\n\nafter\n")
+    document.write_text(f"# Title\n\n{tables.BEGIN}\nold\n{tables.END}\n\nafter\n")
     data.write_text(json.dumps(results))
     call = ["--results", str(data), "--write", "--document", str(document)]
     assert robustness.main(call) == 0
     text = document.read_text()
-    assert text.startswith(
-        f"# Title\n\n{robustness.BEGIN}\n\nRun on Some GPU, driver 1.2, torch 2.0, 2026-12-24"
-    )
+    assert text.startswith(f"# Title\n\n{tables.BEGIN}\n\nRun on Some GPU, driver 1.2, torch 2.0, 2026-12-24")
     assert "seed 3. 15 processes, 200 seconds; none hung, none broke off." in text
     assert "| torch-triton | 2,000,000 | 1,000,001 | 9 | 4 | 0 |" in text
     assert "| replays | 20,000 | 0 |" in text
-    assert text.endswith(f"**Not tried**\n\n- jax-xla: no JAX\n\n{robustness.END}\n\nafter\n")
+    assert text.endswith(f"**Not tried**\n\n- jax-xla: no JAX\n\n{tables.END}\n\nafter\n")
     results["wrong"].append("one thing\nin detail")
     data.write_text(json.dumps(results))
     assert robustness.main(call) == 1
@@ -547,7 +545,7 @@ def test_a_run_of_nothing_is_no_success(results: dict[str, Any], tmp_path: Path)
     assert robustness.main(["--results", str(tmp_path / "run.json")]) == 2
 
 
-@pytest.mark.parametrize("document", ["", robustness.BEGIN, robustness.END + robustness.BEGIN])
+@pytest.mark.parametrize("document", ["", tables.BEGIN, tables.END + tables.BEGIN])
 def test_a_document_without_its_markers_is_refused(results: dict[str, Any], document: str) -> None:
     with pytest.raises(ValueError, match="the document needs"):
         robustness.fill(document, results)

@@ -11,9 +11,14 @@ import torch
 
 import kvcanary_torch
 from shared_ref.backends import backends
-from shared_ref.conformance.case import EXTRAS
 from shared_ref.constants import VERIFY_OFFSETS_SCRATCH_LEN
-from shared_ref.schema import LAUNCH_ENTRIES, LAUNCH_OFFSETS, VerifyPlanFields, WritePlanFields
+from shared_ref.schema import (
+    LAUNCH_ENTRIES,
+    LAUNCH_OFFSETS,
+    OPTIONAL_OUTPUTS,
+    VerifyPlanFields,
+    WritePlanFields,
+)
 
 from .chunks import Chunk, Tensors
 
@@ -132,7 +137,7 @@ class Scan:
             program = self.program(chunk.layout.name, tuple(chunk.integers().items()))
             outputs = program((verify, write), from_dlpack(chunk.inputs) | before)
         verify, write, *extras = to_dlpack(tuple(outputs), torch.from_dlpack)
-        names = [name for name in EXTRAS if name in chunk.before]
+        names = [name for name in OPTIONAL_OUTPUTS if name in chunk.before]
         return vars(verify) | vars(write) | dict(zip(names, extras, strict=True))
 
     def _program(self, name: str, integers: tuple) -> Any:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import json
 import re
+import shlex
 from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 from typing import Any
@@ -12,9 +13,11 @@ from typing import Any
 import click
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
+from rich.text import Text
 
 from ..backends import Backend, backends
 from ..conformance.kit import ImplementationError, implementation_backend
+from ..conformance.report import Run, failure_text, outcomes_table, verdict
 from ..conformance.runner import Outcome
 
 EXIT_DIFFERENT = 1
@@ -134,3 +137,22 @@ def _free_path(stem: str) -> Path:
     while path.exists():
         path, number = Path(f"{stem}-{number}.npz"), number + 1
     return path
+
+
+def print_outcomes(console: Console, judged: Run) -> None:
+    """The table, each failure with the command that replays it, and how many backends came to what."""
+    console.print(outcomes_table(judged))
+    console.print()
+    failures = [(outcome, outcome.failure) for outcome in judged.outcomes if outcome.failure]
+    for outcome, failure in failures:
+        console.print(failure_text(outcome, failure))
+        if path := judged.saved.get(failure.case.name):
+            # `--impl` names a function by its path; a backend has a plain name.
+            option = "--impl" if ":" in outcome.backend.name else "--backend"
+            words = ["kvcanary", "conform", "--case", path, option, outcome.backend.name]
+            replay = f"  saved as {path}; to replay it:\n    {shlex.join(words)}"
+            console.print(Text(replay), soft_wrap=True)
+        console.print()
+    verdicts = [verdict(outcome) for outcome in judged.outcomes]
+    tally = ", ".join(f"{verdicts.count(word)} {word}" for word in dict.fromkeys(verdicts))
+    console.print(Text(f"Result: {tally}", style="bold"))

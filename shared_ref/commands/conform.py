@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-import shlex
 import zipfile
 from collections.abc import Callable, Iterable
 from pathlib import Path
@@ -20,10 +19,7 @@ from ..conformance.report import (
     Run,
     as_json,
     case_sizes,
-    failure_text,
-    outcomes_table,
     settings_table,
-    verdict,
 )
 from ..conformance.runner import Outcome, run
 from ..conformance.trace import TraceError, read_trace, shipped_trace_path
@@ -34,6 +30,7 @@ from .common import (
     check_writable,
     choose,
     judged_backends,
+    print_outcomes,
     progress_bar,
     save_failures,
     write_json,
@@ -179,18 +176,4 @@ def _print_result(console: Console, judged: Run) -> None:
     if judged.counts:
         console.print(settings_table("Replayed", judged.counts, console.width))
         console.print()
-    console.print(outcomes_table(judged))
-    console.print()
-    failures = [(outcome, outcome.failure) for outcome in judged.outcomes if outcome.failure]
-    for outcome, failure in failures:
-        console.print(failure_text(outcome, failure))
-        if path := judged.saved.get(failure.case.name):
-            console.print(Text(f"  saved as {path}; to replay it:"), soft_wrap=True)
-            # `--impl` names a function by its path; a backend has a plain name.
-            judged_as = f" --impl {shlex.quote(outcome.backend.name)}" if ":" in outcome.backend.name else ""
-            replay = f"    kvcanary conform --case {shlex.quote(path)}{judged_as}"
-            console.print(Text(replay), soft_wrap=True)
-        console.print()
-    words = [verdict(outcome) for outcome in judged.outcomes]
-    tally = ", ".join(f"{words.count(word)} {word}" for word in dict.fromkeys(words))
-    console.print(Text(f"Result: {tally}", style="bold"))
+    print_outcomes(console, judged)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import shlex
 from pathlib import Path
 from typing import Any
 
@@ -12,13 +11,13 @@ from rich.text import Text
 
 from ..backends import Backend
 from ..conformance.fuzz import Fuzzed, fuzz
-from ..conformance.report import Run, as_json, failure_text, outcomes_table, verdict
-from ..conformance.runner import Failure, Outcome
+from ..conformance.report import Run, as_json
 from .common import (
     EXIT_DIFFERENT,
     check_writable,
     choose,
     judged_backends,
+    print_outcomes,
     progress_bar,
     save_failures,
     write_json,
@@ -115,23 +114,4 @@ def _judged(fuzzed: Fuzzed, source: dict[str, Any], limits: dict[str, Any]) -> R
 def _print_result(console: Console, fuzzed: Fuzzed, judged: Run) -> None:
     console.print(Text(f"{fuzzed.cases:,} cases of {fuzzed.layouts} layouts"))
     console.print()
-    console.print(outcomes_table(judged))
-    console.print()
-    for outcome in fuzzed.outcomes:
-        if outcome.failure is not None:
-            console.print(failure_text(outcome, outcome.failure))
-            _print_replay(console, outcome, outcome.failure, judged)
-            console.print()
-    words = [verdict(outcome) for outcome in fuzzed.outcomes]
-    tally = ", ".join(f"{words.count(word)} {word}" for word in dict.fromkeys(words))
-    console.print(Text(f"Result: {tally}", style="bold"))
-
-
-def _print_replay(console: Console, outcome: Outcome, failure: Failure, judged: Run) -> None:
-    path = judged.saved.get(failure.case.name)
-    if path is None:
-        return
-    # `--impl` names a function by its path; a backend has a plain name.
-    option = "--impl" if ":" in outcome.backend.name else "--backend"
-    replay = f"kvcanary conform --case {shlex.quote(path)} {option} {shlex.quote(outcome.backend.name)}"
-    console.print(Text(f"  saved as {path}; to replay it:\n    {replay}"), soft_wrap=True)
+    print_outcomes(console, judged)

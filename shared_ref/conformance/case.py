@@ -14,7 +14,7 @@ import numpy as np
 from ..constants import NO_PLACE
 from ..plan import VerifyPlan, WritePlan
 from ..reference import launch_canary_plan_kernels_reference
-from ..schema import OPTIONAL_OUTPUTS, FaultsFields, Plan
+from ..schema import OPTIONAL_OUTPUTS, Plan
 
 PlanType = TypeVar("PlanType", VerifyPlan, WritePlan)
 Launch = Callable[..., Any]
@@ -23,12 +23,6 @@ Launch = Callable[..., Any]
 It fills the plans in place and returns None, or leaves them alone and returns the new pair, followed by
 the optional outputs that it was given.
 """
-
-EXTRAS = {
-    "verify_total_out": (1,),
-    "faults_out": FaultsFields.SHAPE,
-}
-"""Shapes of the optional outputs, all int64."""
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True, eq=False)
@@ -181,7 +175,8 @@ def _poison(plan: type[Plan], capacity: int, salt: int) -> dict[str, np.ndarray]
 
 def _poisoned_extra(name: str, salt: int) -> np.ndarray:
     """The kinds of faults have any counts; every third has no place yet, the others any."""
-    values = _noise(math.prod(EXTRAS[name]), "int64", salt * 64 + 40).reshape(EXTRAS[name])
+    shape = OPTIONAL_OUTPUTS[name]
+    values = _noise(math.prod(shape), "int64", salt * 64 + 40).reshape(shape)
     if name == "faults_out":
         values[::3, 1] = NO_PLACE
         values[1::3, 1] >>= 20

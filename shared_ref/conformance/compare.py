@@ -14,8 +14,8 @@ import numpy as np
 from ..batch import Request, cells, requests
 from ..constants import FAULT_KINDS
 from ..plan import VerifyPlan, WritePlan
-from ..schema import COLUMNS, Plan
-from .case import EXTRAS, Case, Plans
+from ..schema import COLUMNS, OPTIONAL_OUTPUTS, Plan
+from .case import Case, Plans
 
 _PLANS: tuple[type[Plan], type[Plan]] = (VerifyPlan, WritePlan)
 _ARGUMENTS = {field.name: field.argument for plan in _PLANS for field in plan.fields()}
@@ -23,7 +23,7 @@ _KINDS = {
     field.name: f"{field.dtype} [{field.length.value.replace('capacity', plan.CAPACITY)}]"
     for plan in _PLANS
     for field in plan.fields()
-} | {name: f"int64 {list(shape)}" for name, shape in EXTRAS.items()}
+} | {name: f"int64 {list(shape)}" for name, shape in OPTIONAL_OUTPUTS.items()}
 
 FIRST_DIFFERENCES = 3
 """How many differences of a field are described; all are counted."""

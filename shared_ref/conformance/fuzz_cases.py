@@ -14,7 +14,8 @@ from typing import NamedTuple
 import numpy as np
 
 from ..constants import PADDING_ROW
-from .case import EXTRAS, Case, PlanInputs, Plans
+from ..schema import OPTIONAL_OUTPUTS
+from .case import Case, PlanInputs, Plans
 
 BLOCK = 64
 """Neighbouring cases that share a layout."""
@@ -59,8 +60,8 @@ class Layout(NamedTuple):
         return self.table[1] * self.page_size
 
 
-_BOTH = tuple(EXTRAS)
-_TOTAL, _FAULTS = ((name,) for name in EXTRAS)
+_BOTH = tuple(OPTIONAL_OUTPUTS)
+_TOTAL, _FAULTS = ((name,) for name in OPTIONAL_OUTPUTS)
 
 LAYOUTS = (
     Layout("full attention", spare_write_rows=2),

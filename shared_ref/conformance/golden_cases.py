@@ -14,8 +14,8 @@ import numpy as np
 
 from ..constants import PLAN_BS_BLOCK_SIZE, VERIFY_OFFSETS_SCRATCH_LEN
 from ..plan import VerifyPlan, WritePlan
-from ..schema import LAUNCH_ENTRIES, LAUNCH_OFFSETS, LAUNCH_PLAN
-from .case import EXTRAS, Case, PlanInputs
+from ..schema import LAUNCH_ENTRIES, LAUNCH_OFFSETS, LAUNCH_PLAN, OPTIONAL_OUTPUTS
+from .case import Case, PlanInputs
 
 INT32_MIN, INT32_MAX = -(2**31), 2**31 - 1
 INT64_MIN, INT64_MAX = -(2**63), 2**63 - 1
@@ -610,7 +610,7 @@ def _pages() -> Iterator[Definition]:
         "Pages so large that positions, slots and places need 64 bits.",
         **VAST_PAGES,
         full_to_swa_index_mapping=MAPPING,
-        extras=tuple(EXTRAS),
+        extras=tuple(OPTIONAL_OUTPUTS),
     )
 
 
@@ -632,7 +632,7 @@ def _faults() -> Iterator[Definition]:
         "faults-of-an-overflow",
         "The entries do not fit: only the requests' own faults count, those of an inactive one among them.",
         **EVERYTHING | {"verify_capacity": 27, "extend_seq_lens": _ints(INT64_MAX, -1, 0, INT64_MIN)},
-        extras=tuple(EXTRAS),
+        extras=tuple(OPTIONAL_OUTPUTS),
     )
     cells = _table()
     cells[2, 3], cells[3, 15] = INT32_MAX, -1
@@ -666,7 +666,7 @@ def _staged_pages_and_faults() -> Iterator[Definition]:
         prefix_lens=_ints(9, 0, 17, 12),
         extend_seq_lens=_ints(1, -1, 3, -2),
         swa_window_size=5,
-        extras=tuple(EXTRAS),
+        extras=tuple(OPTIONAL_OUTPUTS),
     )
     yield _entries(
         "staged-entries-of-vast-pages",

@@ -18,7 +18,8 @@ from typing import NamedTuple
 import numpy as np
 
 from ..constants import PADDING_ROW
-from .case import EXTRAS, Case, PlanInputs
+from ..schema import OPTIONAL_OUTPUTS
+from .case import Case, PlanInputs
 
 try:
     from hypothesis import strategies as st
@@ -62,7 +63,7 @@ class Layout(NamedTuple):
         return self.table[1] * self.page_size
 
 
-_BOTH = tuple(EXTRAS)
+_BOTH = tuple(OPTIONAL_OUTPUTS)
 
 LAYOUTS = (
     Layout("full attention", verify_capacity=64, spare_write_rows=2, batch_sizes=(0, 1, 3, 8)),
@@ -191,7 +192,7 @@ _OFFSETS = st.integers(-3, 3) | st.integers(INT32_MIN, INT32_MAX)
 _VERIFY_CAPACITIES = st.integers(0, 64)
 _SPARE_WRITE_ROWS = st.integers(0, 3)
 _PAGE_SIZES = st.sampled_from((1, 1, 2, 3, 5, 16))
-_EXTRAS = st.sampled_from(((), *((name,) for name in EXTRAS), _BOTH))
+_EXTRAS = st.sampled_from(((), *((name,) for name in OPTIONAL_OUTPUTS), _BOTH))
 _CORRUPT = st.booleans()
 _SENTINELS = st.booleans()
 _STRIDED = st.booleans()

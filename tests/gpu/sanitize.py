@@ -32,8 +32,9 @@ sys.path[:0] = [str(TESTS.parent), str(TESTS), str(TESTS / "kvcanary_jax"), str(
 import numpy as np  # noqa: E402
 from named_cases import NAMED_CASES  # noqa: E402
 
-from shared_ref.conformance.case import EXTRAS, Case  # noqa: E402
+from shared_ref.conformance.case import Case  # noqa: E402
 from shared_ref.conformance.fuzz_cases import BLOCK, FuzzCases  # noqa: E402
+from shared_ref.schema import OPTIONAL_OUTPUTS  # noqa: E402
 
 Launch = Callable[[Case], dict[str, np.ndarray]]
 """Launches on a case: what is to be compared with the reference, by field."""
@@ -131,7 +132,7 @@ def jax_launch(implementation: str) -> Launch:
     def run(case: Case) -> dict[str, np.ndarray]:
         plans = jax_plans(case.before)
         verify, write, *extras = launch(plans, jax_inputs(case), implementation=implementation)
-        names = [name for name in EXTRAS if name in case.before.extras]
+        names = [name for name in OPTIONAL_OUTPUTS if name in case.before.extras]
         outputs = vars(verify) | vars(write) | dict(zip(names, extras, strict=True))
         return {name: np.asarray(buffer) for name, buffer in outputs.items()}
 

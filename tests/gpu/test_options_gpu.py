@@ -16,9 +16,8 @@ import kvcanary_jax
 import kvcanary_torch
 from shared_ref import decode_faults
 from shared_ref.conformance.case import Case, Plans
-from shared_ref.schema import LAUNCH_PLAN
+from shared_ref.schema import LAUNCH_PLAN, OPTIONAL_OUTPUTS
 
-EXTRAS = ("verify_total_out", "faults_out")
 PADDING_ROWS = (0, -1, 2, None)
 NO_FAULTS = np.tile(np.array([[0, -1]]), (8, 1))
 
@@ -31,7 +30,7 @@ pytestmark = pytest.mark.usefixtures("cuda")
 def other_stacks_case() -> Case:
     """Faults of several kinds among its values."""
     inputs = small_inputs(prefix_lens=np.array([3, 9, 7, -1]))
-    return Case.poisoned("other stacks", inputs, write_req_capacity=6, extras=EXTRAS)
+    return Case.poisoned("other stacks", inputs, write_req_capacity=6, extras=OPTIONAL_OUTPUTS)
 
 
 def expected(case: Case, padding_row: int | None) -> Plans:
@@ -161,7 +160,7 @@ def test_faults_accumulate_over_replays_and_are_reset_inside_a_graph() -> None:
 def test_opcheck_passes_with_the_optional_outputs() -> None:
     case = NAMED_CASES["faults of everything"]
     device = OnDevice(case)
-    assert set(device.extras) == set(EXTRAS)
+    assert set(device.extras) == set(OPTIONAL_OUTPUTS)
     operator = getattr(torch.ops.kvcanary, LAUNCH_PLAN.name)
     torch.library.opcheck(operator, device.values_for(LAUNCH_PLAN))
 
@@ -182,7 +181,7 @@ def test_faults_of_a_batch_of_the_largest_size_are_counted_once_each() -> None:
         req_to_verify_expected_tokens_valid_lens=rng.integers(-2, 120, bs),
         kv_token_id_vs_position_offset=-2,
     )
-    case = Case.poisoned("many faults", inputs, write_req_capacity=bs, extras=EXTRAS)
+    case = Case.poisoned("many faults", inputs, write_req_capacity=bs, extras=OPTIONAL_OUTPUTS)
     device = OnDevice(case)
     device.launch()
     want = case.expected()

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from patching import Mutant, edits_in
+from patching import Mutant, edits_in, wrong_in
 
 
 def totals() -> Iterator[Mutant]:
@@ -44,8 +44,7 @@ def totals() -> Iterator[Mutant]:
 
 
 def faults() -> Iterator[Mutant]:
-    def wrong(name: str, story: str, *texts: str, rule: str = "", module: str = "faults") -> Mutant:
-        return Mutant(name, story, edits_in(module, *texts), rule)
+    wrong = wrong_in("faults")
 
     add = "out[kind : kind + 1, 0] += n"
     place = "min(int(places[kind]), request << FAULT_POSITION_BITS | position)"

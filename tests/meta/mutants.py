@@ -6,7 +6,7 @@ from collections.abc import Iterator
 
 from fault_mutants import faults, totals
 from paged_mutants import paged
-from patching import Mutant, edits_in
+from patching import Mutant, edits_in, wrong_in
 
 _START = "start=max(prefix_len - window, 0) if window > 0 else 0"
 _END = "end=min(prefix_len, positions)"
@@ -75,8 +75,7 @@ def _windows() -> Iterator[Mutant]:
 
 
 def _requests() -> Iterator[Mutant]:
-    def wrong(name: str, story: str, *texts: str, rule: str = "") -> Mutant:
-        return Mutant(name, story, edits_in("batch", *texts), rule)
+    wrong = wrong_in("batch")
 
     in_order = 'enumerate(arguments["req_pool_indices"].tolist())'
     yield wrong(
@@ -199,8 +198,7 @@ def _requests() -> Iterator[Mutant]:
 
 
 def _writes() -> Iterator[Mutant]:
-    def wrong(name: str, story: str, *texts: str, rule: str = "", module: str = "reference") -> Mutant:
-        return Mutant(name, story, edits_in(module, *texts), rule)
+    wrong = wrong_in("reference")
 
     sums = "np.array([r.write_count for r in batch], np.int64).cumsum(out=offsets[1 : bs + 1])  # wraps"
     seed = "translate(last_cell, mapping)[0]"
@@ -338,8 +336,7 @@ def _writes() -> Iterator[Mutant]:
 
 
 def _slots() -> Iterator[Mutant]:
-    def wrong(name: str, story: str, *texts: str, rule: str = "") -> Mutant:
-        return Mutant(name, story, edits_in("reference", *texts), rule)
+    wrong = wrong_in("reference")
 
     take, sentinels = 'mapping.take(slots, mode="clip")', "np.copyto(translated, slots, where=slots < 0)"
     cells = "translate(cells(arguments, r.row, max(r.start - 1, 0), r.end), mapping)"
@@ -454,8 +451,7 @@ def _slots() -> Iterator[Mutant]:
 
 
 def _tokens() -> Iterator[Mutant]:
-    def wrong(name: str, story: str, *texts: str, rule: str = "", module: str = "batch") -> Mutant:
-        return Mutant(name, story, edits_in(module, *texts), rule)
+    wrong = wrong_in("batch")
 
     high = "high = min(self.end + offset, valid_len, table.shape[1])"
     cells = "table[self.row, low : max(low, high)]"
@@ -544,8 +540,7 @@ def _tokens() -> Iterator[Mutant]:
 
 
 def _totals() -> Iterator[Mutant]:
-    def wrong(name: str, story: str, *texts: str, rule: str = "") -> Mutant:
-        return Mutant(name, story, edits_in("reference", *texts), rule)
+    wrong = wrong_in("reference")
 
     fill = "    if _totals(batch, arguments):\n        _entries(batch, arguments)\n"
     enable = 'arguments["out_verify_enable"][0] = enable'
@@ -644,8 +639,7 @@ MUTANTS = tuple(
 
 
 def _staged() -> Iterator[Mutant]:
-    def wrong(name: str, story: str, *texts: str) -> Mutant:
-        return Mutant(name, story, edits_in("reference", *texts))
+    wrong = wrong_in("reference")
 
     scratch = "np.array([r.verify_count for r in batch], np.int64).cumsum(out=scratch[1 : len(batch) + 1])"
     writes = 'if arguments["verify_enable"][0] != 0 and total <= len(arguments[COLUMNS[0]]):'

@@ -4,12 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from patching import Mutant, edits_in
+from patching import Mutant, wrong_in
 
 
 def paged() -> Iterator[Mutant]:
-    def wrong(name: str, story: str, *texts: str, module: str = "batch") -> Mutant:
-        return Mutant(name, story, edits_in(module, *texts))
+    wrong = wrong_in("batch")
 
     slot = "np.where(page < 0, page, page * page_size + positions % page_size)"
     page = "page = pages[positions // page_size - first // page_size]"

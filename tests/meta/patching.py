@@ -11,7 +11,7 @@ import ast
 import functools
 import importlib
 import sys
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from types import ModuleType
 from typing import NamedTuple
@@ -81,6 +81,15 @@ def package(name: str, sources: Mapping[str, str | ast.Module]) -> ModuleType:
         sys.modules[loaded.__name__] = loaded
         exec(compile(source, f"<{name}: {module}.py>", "exec"), loaded.__dict__)
     return loaded
+
+
+def wrong_in(default: str) -> Callable[..., Mutant]:
+    """What makes mutants by edits of one module, which is `default` unless it is named."""
+
+    def wrong(name: str, story: str, *texts: str, rule: str = "", module: str = default) -> Mutant:
+        return Mutant(name, story, edits_in(module, *texts), rule)
+
+    return wrong
 
 
 def edits_in(module: str, *texts: str) -> tuple[Edit, ...]:
