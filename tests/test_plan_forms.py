@@ -240,6 +240,18 @@ def test_under_torch_compile_a_bool_is_no_int_either(name: str) -> None:
         step()
 
 
+def test_under_torch_compile_a_bool_is_no_int_for_plans_that_are_there_either() -> None:
+    torch = pytest.importorskip("torch", reason="PyTorch is not installed")
+    import kvcanary_torch
+
+    plans = torch_plans(12, 6)
+    inputs = _tensors(small_inputs()) | {"page_size": True}
+    step = torch.compile(lambda: kvcanary_torch.plan(**inputs, out=plans)[0].enable, backend="eager")
+    with pytest.raises(Exception, match="page_size must be an int, got bool"):
+        step()
+    assert all((b == 77).all() for plan in plans for b in vars(plan).values())
+
+
 @pytest.mark.parametrize("out", [(), "plans", (1, 2, 3)])
 def test_out_is_a_pair(out: Any) -> None:
     pytest.importorskip("torch", reason="PyTorch is not installed")
