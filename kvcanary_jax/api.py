@@ -313,7 +313,8 @@ def plan(
     """Fresh plans of this step, from the rows and dtypes of any serving stack (contract, section 7).
 
     The arguments are those of `launch_canary_plan_kernels`, but each int64 input may be int32, without a
-    copy, and any input may be numpy's.
+    copy, and any input may be numpy's. Where memory runs out, XLA may keep what it had got for the columns
+    (JAX 0.11.2); the launchers allocate none.
 
     Args:
         write_req_capacity: requests that the write plan has room for. Static.

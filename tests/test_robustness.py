@@ -5,6 +5,7 @@ from __future__ import annotations
 import copy
 import importlib.metadata
 import json
+import re
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -260,7 +261,9 @@ def test_an_error_in_a_thread_is_raised(monkeypatch: pytest.MonkeyPatch) -> None
 
 
 def test_allocations_run_out_of_memory_and_leave_nothing(chunk: Chunk) -> None:
-    assert memory.run_out(chunk, "cpu", 5) == (15, 0)
+    outcomes = list(memory.run_out(chunk, "cpu", 5))
+    assert len(outcomes) == 15
+    assert [outcome for outcome in outcomes if outcome[1]] == []
 
 
 def test_an_allocation_that_keeps_memory_or_is_not_refused_is_found(
@@ -275,10 +278,13 @@ def test_an_allocation_that_keeps_memory_or_is_not_refused_is_found(
             raise MemoryError("out of memory")
 
     monkeypatch.setattr(kvcanary_torch, "VerifyPlan", Hoarder)
-    assert memory.run_out(chunk, "cpu", 1) == (3, 1)
+    ((what, complaint), *others) = memory.run_out(chunk, "cpu", 1)
+    assert what == "VerifyPlan, 0.5 columns fit"
+    assert re.fullmatch(r"\d+(,\d{3})+ bytes left", complaint)
+    assert [complaint for _, complaint in others] == ["", ""]
     kept.clear()
     monkeypatch.setattr(kvcanary_torch, "VerifyPlan", SimpleNamespace(allocate=lambda **keywords: None))
-    assert memory.run_out(chunk, "cpu", 1) == (3, 1)
+    assert [complaint for _, complaint in memory.run_out(chunk, "cpu", 1)] == ["no error", "", ""]
 
 
 def test_another_error_than_of_memory_is_raised(chunk: Chunk, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -287,7 +293,19 @@ def test_another_error_than_of_memory_is_raised(chunk: Chunk, monkeypatch: pytes
 
     monkeypatch.setattr(kvcanary_torch, "VerifyPlan", SimpleNamespace(allocate=fails))
     with pytest.raises(RuntimeError, match="invalid device ordinal"):
-        memory.run_out(chunk, "cpu", 1)
+        list(memory.run_out(chunk, "cpu", 1))
+
+
+def test_what_is_wrong_with_an_outcome_is_said_and_counted(
+    report: Callable[..., None], messages: list[Message]
+) -> None:
+    parts._count("things", [("one", ""), ("two", "no error"), ("three", "")], report)
+    assert messages == [
+        ("check", ("things", 1, 0)),
+        ("wrong", ("things: two: no error",)),
+        ("check", ("things", 2, 1)),
+        ("check", ("things", 3, 1)),
+    ]
 
 
 # Bad calls.

@@ -8,6 +8,7 @@ import resource
 from collections.abc import Callable, Iterator
 from typing import Any
 
+import numpy as np
 import torch
 
 import kvcanary_torch
@@ -25,43 +26,43 @@ _JAX_COLUMNS = (0.5, 2.5)
 _PROGRAM = 2**20
 """Bytes of what JAX keeps of a program that it has compiled."""
 
+Outcome = tuple[str, str]
+"""A call that had too little memory, and what was wrong with it; empty: nothing."""
 
-def run_out(chunk: Chunk, device: str, times: int) -> tuple[int, int]:
+
+def run_out(chunk: Chunk, device: str, times: int) -> Iterator[Outcome]:
     """Allocate plans, by `allocate` and by `plan`, of which no column or up to three fit.
 
-    Returns:
-        Allocations that were refused, and how many of them were not, or left memory or other plans changed.
+    Wrong are a call that is not refused, or leaves memory, and a plan made before that is another one after.
     """
     plans = combined(chunk)
-    tried = wrong = 0
     with _room(device):
-        for allocate in _allocations(chunk, device, ROOM):
-            _is_refused(allocate, device)  # the first refusals take memory themselves: malloc's next arena
+        for allocate in _allocations(chunk, device, ROOM).values():
+            _complaint(allocate, device)  # the first refusals take memory themselves: malloc's next arena
         for i in range(times):
-            capacity = int(ROOM / (8 * (i % _COLUMNS + 0.5)))
-            for allocate in _allocations(chunk, device, capacity):
-                tried += 1
-                wrong += not _is_refused(allocate, device)
-    wrong += int(different(plans, combined(chunk)).sum())
-    return tried, wrong
+            columns = i % _COLUMNS + 0.5
+            for name, allocate in _allocations(chunk, device, int(ROOM / (8 * columns))).items():
+                yield f"{name}, {columns} columns fit", _complaint(allocate, device)
+    if changed := int(different(plans, combined(chunk)).sum()):
+        yield "plans of before", f"{changed} have changed"
 
 
-def _allocations(chunk: Chunk, device: str, capacity: int) -> list[Callable[[], Any]]:
+def _allocations(chunk: Chunk, device: str, capacity: int) -> dict[str, Callable[[], Any]]:
     inputs = {name: tensor[0] for name, tensor in chunk.inputs.items()}
     integers = chunk.integers() | {"verify_capacity": capacity}
     room = chunk.layout.bs + 1
-    return [
-        lambda: kvcanary_torch.VerifyPlan.allocate(verify_capacity=capacity, device=device),
+    return {
+        "VerifyPlan": lambda: kvcanary_torch.VerifyPlan.allocate(verify_capacity=capacity, device=device),
         # Of its two long fields one fits, or none.
-        lambda: kvcanary_torch.WritePlan.allocate(
+        "WritePlan": lambda: kvcanary_torch.WritePlan.allocate(
             write_req_capacity=max(capacity, ROOM // 12), device=device
         ),
-        lambda: kvcanary_torch.plan(**inputs, **integers, write_req_capacity=room),
-    ]
+        "plan": lambda: kvcanary_torch.plan(**inputs, **integers, write_req_capacity=room),
+    }
 
 
-def _is_refused(allocate: Callable[[], Any], device: str) -> bool:
-    """Whether it raises for lack of memory, and gives back what it had."""
+def _complaint(allocate: Callable[[], Any], device: str) -> str:
+    """What is wrong, unless it raises for lack of memory and gives back what it had."""
     before = _in_use(device)
     try:
         allocate()
@@ -69,8 +70,9 @@ def _is_refused(allocate: Callable[[], Any], device: str) -> bool:
         if "memory" not in str(error).lower():
             raise
     else:
-        return False
-    return _in_use(device) - before <= (0 if device == "cuda" else _NOISE)
+        return "no error"
+    left = _in_use(device) - before
+    return f"{left:,} bytes left" if left > (0 if device == "cuda" else _NOISE) else ""
 
 
 def _in_use(device: str) -> int:
@@ -103,26 +105,39 @@ def _room(device: str) -> Iterator[None]:
         resource.setrlimit(resource.RLIMIT_AS, (soft, hard))
 
 
-def run_out_in_jax(chunk: Chunk) -> tuple[int, int]:
-    """The same of JAX on its GPU, whose errors may show when a plan is first used."""
-    from kvcanary_jax import VerifyPlan, from_dlpack, plan
+def run_out_in_jax(chunk: Chunk) -> Iterator[Outcome]:
+    """The same of JAX on its GPU, whose errors may show when a plan is first used.
+
+    `plan` is one jitted function. When such a function of several results runs out of memory, XLA keeps those
+    that it had got, whatever it computes (JAX 0.11.2): that much `plan` may leave.
+    """
+    import jax
+
+    from kvcanary_jax import VerifyPlan, WritePlan, from_dlpack, plan
 
     inputs = from_dlpack({name: tensor[0].clone() for name, tensor in chunk.inputs.items()})
-    room = chunk.layout.bs + 1
-    tried = wrong = 0
+    call = functools.partial(plan, **inputs, **chunk.integers() | {"write_req_capacity": chunk.layout.bs + 1})
+    before = call()
+    limit = _jax_memory()["bytes_limit"]
     for columns in _JAX_COLUMNS:
-        capacity = min(int(_jax_memory()["bytes_limit"] / (8 * columns)), 2**31 - 1)
-        integers = chunk.integers() | {"verify_capacity": capacity, "write_req_capacity": room}
-        for allocate in (
-            functools.partial(VerifyPlan.allocate, verify_capacity=capacity),
-            functools.partial(plan, **inputs, **integers),
-        ):
-            tried += 1
-            wrong += not _is_refused_by_jax(allocate)
-    return tried, wrong
+        most = min(int(limit / (8 * columns)), 2**31 - 1)
+        allocate = functools.partial(VerifyPlan.allocate, verify_capacity=most)
+        yield f"VerifyPlan, {columns} columns fit", _complaint_of_jax(allocate)
+    allocate = functools.partial(WritePlan.allocate, write_req_capacity=int(limit / 12))
+    yield "WritePlan, one column fits", _complaint_of_jax(allocate)
+    for columns in _JAX_COLUMNS:
+        most = min(int(limit / (8 * columns)), 2**31 - 1)
+        yield (
+            f"plan, {columns} columns fit",
+            _complaint_of_jax(functools.partial(call, verify_capacity=most), 4 * 8 * most),
+        )
+    pairs = zip(jax.tree.leaves(before), jax.tree.leaves(call()), strict=True)
+    if changed := sum(not np.array_equal(a, b) for a, b in pairs):
+        yield "a plan of before", f"{changed} fields have changed"
 
 
-def _is_refused_by_jax(allocate: Callable[[], Any]) -> bool:
+def _complaint_of_jax(allocate: Callable[[], Any], kept: int = 0) -> str:
+    """As `_complaint`. `kept`: bytes that XLA may keep."""
     import jax
 
     before, arrays = _jax_memory()["bytes_in_use"], len(jax.live_arrays())
@@ -132,9 +147,11 @@ def _is_refused_by_jax(allocate: Callable[[], Any]) -> bool:
         if "RESOURCE_EXHAUSTED" not in str(error):
             raise
     else:
-        return False
+        return "no error"
+    if alive := len(jax.live_arrays()) - arrays:
+        return f"{alive} arrays left"
     left = _jax_memory()["bytes_in_use"] - before
-    return left < _PROGRAM and len(jax.live_arrays()) == arrays
+    return f"{left:,} bytes left" if left > kept + _PROGRAM else ""
 
 
 def _jax_memory() -> dict[str, int]:

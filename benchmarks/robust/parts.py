@@ -9,6 +9,7 @@ from __future__ import annotations
 import functools
 import os
 import time
+from collections.abc import Iterable
 
 from . import sanitizer
 from .settings import Settings
@@ -92,8 +93,18 @@ def _memory(settings: Settings, report: Report) -> None:
     from .memory import run_out
 
     chunk = next(chunks(settings.seed, ["window and tokens"], settings.device, 1))
-    refused, wrong = run_out(chunk, settings.device, settings.allocations)
-    report("check", "allocations of torch plans that ran out of memory", refused, wrong)
+    outcomes = run_out(chunk, settings.device, settings.allocations)
+    _count("allocations of torch plans that ran out of memory", outcomes, report)
+
+
+def _count(title: str, outcomes: Iterable[tuple[str, str]], report: Report) -> None:
+    """Report things that were tried, each with what was wrong with it or nothing."""
+    wrong = 0
+    for tried, (what, complaint) in enumerate(outcomes, 1):
+        if complaint:
+            wrong += 1
+            report("wrong", f"{title}: {what}: {complaint}")
+        report("check", title, tried, wrong)
 
 
 def _jax_memory(settings: Settings, report: Report) -> None:
@@ -110,7 +121,7 @@ def _jax_memory(settings: Settings, report: Report) -> None:
         report("unavailable", title, "JAX sees no GPU")
     else:
         chunk = next(chunks(settings.seed, ["window and tokens"], settings.device, 1))
-        report("check", title, *run_out_in_jax(chunk))
+        _count(title, run_out_in_jax(chunk), report)
 
 
 def _bad_calls(settings: Settings, report: Report) -> None:
