@@ -25,13 +25,63 @@ compilations of a kernel are its constexpr arguments' combinations, and the poin
 from __future__ import annotations
 
 import functools
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import triton
 import triton.language as tl
 
 CHUNK = tl.constexpr(64)
 """Requests that a warp sums, and scans, without help from other warps."""
+
+
+# What the functions hand on together: pointers and integers. What may be absent is None as a whole, since not
+# every version of Triton takes a None inside a tuple.
+
+
+class _Batch(NamedTuple):
+    """A step's requests, how large their table is, and the window."""
+
+    rows: Any
+    prefix_lens: Any
+    bs: Any
+    max_reqs: Any
+    max_seq_len: Any
+    swa_window_size: Any
+
+
+class _Table(NamedTuple):
+    """`req_to_token`, or a table of pages."""
+
+    cells: Any
+    stride0: Any
+
+
+class _Mapping(NamedTuple):
+    """`full_to_swa_index_mapping`."""
+
+    slots: Any
+    length: Any
+
+
+class _Tokens(NamedTuple):
+    """`req_to_verify_expected_tokens`."""
+
+    cells: Any
+    valid_lens: Any
+    rows: Any
+    columns: Any
+    stride0: Any
+    offset: Any
+    """`kv_token_id_vs_position_offset`."""
+
+
+class _Columns(NamedTuple):
+    """What is written of each entry."""
+
+    slots: Any
+    expected_tokens: Any
+    positions: Any
+    prev_slots: Any
 
 
 @triton.jit
@@ -69,26 +119,18 @@ def _load_int64(pointers, mask):
 
 
 @triton.jit
-def _span(prefix_len, max_seq_len, swa_window_size, WINDOWED: tl.constexpr):
+def _span(prefix_len, batch, WINDOWED: tl.constexpr):
     """The positions to verify, int64: first, and one past the last that the table has."""
     prefix_len = tl.maximum(prefix_len, 0)
-    end = tl.minimum(prefix_len, max_seq_len)
-    start = tl.maximum(prefix_len - swa_window_size, 0) if WINDOWED else end * 0
+    end = tl.minimum(prefix_len, batch.max_seq_len)
+    start = tl.maximum(prefix_len - batch.swa_window_size, 0) if WINDOWED else end * 0
     return start, end
 
 
 @triton.jit
-def _verify_counts(
-    row,
-    prefix_len,
-    max_reqs,
-    max_seq_len,
-    swa_window_size,
-    WINDOWED: tl.constexpr,
-    PADDING_ROW: tl.constexpr,
-):
-    start, end = _span(prefix_len, max_seq_len, swa_window_size, WINDOWED)
-    return tl.where(_is_active(row, max_reqs, PADDING_ROW), tl.maximum(end - start, 0), 0)
+def _verify_counts(row, prefix_len, batch, WINDOWED: tl.constexpr, PADDING_ROW: tl.constexpr):
+    start, end = _span(prefix_len, batch, WINDOWED)
+    return tl.where(_is_active(row, batch.max_reqs, PADDING_ROW), tl.maximum(end - start, 0), 0)
 
 
 @triton.jit
@@ -127,15 +169,15 @@ def _unsigned(position):
 
 
 @triton.jit
-def _translate(slot, mask, mapping, lut_len):
+def _translate(slot, mask, mapping):
     """Slots of the group's own pool, int64; negative ones are sentinels and pass through."""
     translated = slot.to(tl.int64)
     if mapping is not None:
         known = mask & (slot >= 0)
-        last = lut_len - 1
+        last = mapping.length - 1
         if slot.dtype == tl.int32:
             last = tl.minimum(last, 0x7FFFFFFF).to(tl.int32)
-        translated = tl.where(known, _load_int64(mapping + tl.minimum(slot, last), known), translated)
+        translated = tl.where(known, _load_int64(mapping.slots + tl.minimum(slot, last), known), translated)
     return translated
 
 
@@ -161,24 +203,16 @@ def _count_flags(faults, KIND: tl.constexpr, flags, place):
 
 @triton.jit
 def _count_request_faults(
-    faults,
-    request,
-    in_batch,
-    row,
-    prefix_len,
-    extend_len,
-    max_reqs,
-    max_seq_len,
-    PADDING_ROW: tl.constexpr,
+    faults, request, in_batch, row, prefix_len, extend_len, batch, PADDING_ROW: tl.constexpr
 ):
     """Kinds 0 to 3 of some requests."""
     is_request = in_batch
     if PADDING_ROW is not None:
         is_request = in_batch & (row != PADDING_ROW)
-    outside = is_request & ((row < 0) | (row >= max_reqs))
+    outside = is_request & ((row < 0) | (row >= batch.max_reqs))
     prefix_negative = is_request & (prefix_len < 0)
     extend_negative = is_request & (extend_len < 0)
-    exceeds = is_request & (prefix_len > max_seq_len)
+    exceeds = is_request & (prefix_len > batch.max_seq_len)
     if _any(outside | prefix_negative | extend_negative | exceeds):
         place = request.to(tl.int64) << 48
         _count_flags(faults, 0, outside, place)
@@ -188,37 +222,28 @@ def _count_request_faults(
 
 
 @triton.jit
-def _missing_tokens(first, stop, row, valid_len, token_rows, token_columns, kv_token_id_vs_position_offset):
+def _missing_tokens(first, stop, row, valid_len, tokens):
     """Of each unit, positions `first` to `stop`: how many current tokens the table lacks, and the first one.
 
     Those are the current positions before the table's first cell, and those behind its last.
     """
-    current = tl.minimum(tl.maximum(valid_len, -(2**50)), 2**50) - kv_token_id_vs_position_offset
+    current = tl.minimum(tl.maximum(valid_len, -(2**50)), 2**50) - tokens.offset
     stop = tl.minimum(stop, current)
-    first_cell = -kv_token_id_vs_position_offset
-    behind = tl.maximum(first, first_cell + tl.where(row < token_rows, token_columns, 0))
+    first_cell = -tokens.offset
+    behind = tl.maximum(first, first_cell + tl.where(row < tokens.rows, tokens.columns, 0))
     before = tl.maximum(tl.minimum(stop, first_cell) - first, 0)
     return before + tl.maximum(stop - behind, 0), tl.where(before > 0, first, behind)
 
 
 @triton.jit
 def _count_slot_faults(
-    faults,
-    request,
-    position,
-    slot,
-    is_entry,
-    n_missing,
-    first_missing,
-    mapping,
-    lut_len,
-    PAGE: tl.constexpr,
+    faults, request, position, slot, is_entry, n_missing, first_missing, mapping, PAGE: tl.constexpr
 ):
     """Kinds 4 to 7 of a tile's entries; without a token table nothing is missing."""
     request = request.to(tl.int64) << 48
     place = request[:, None] | position.to(tl.int64)
     if mapping is not None:
-        _count_flags(faults, 4, is_entry & (slot >= lut_len), place)
+        _count_flags(faults, 4, is_entry & (slot >= mapping.length), place)
     if n_missing is not None:
         first = tl.where(n_missing > 0, request | first_missing, 0x7FFFFFFFFFFFFFFF)
         _add_faults(faults, 5, tl.sum(n_missing, 0), tl.min(first, 0))
@@ -236,10 +261,9 @@ def _store_exclusive_cumsum(out, counts, index, bs, before):
 @triton.jit
 def _write_rows(
     writer,
-    req_pool_indices,
-    prefix_lens,
+    batch,
     extend_seq_lens,
-    req_to_token,
+    table,
     mapping,
     write_offsets,
     write_seeds,
@@ -249,12 +273,6 @@ def _write_rows(
     enable,
     verify_total,
     faults,
-    bs,
-    max_reqs,
-    max_seq_len,
-    req_to_token_stride0,
-    lut_len,
-    swa_window_size,
     verify_capacity,
     write_offsets_len,
     BS: tl.constexpr,
@@ -266,48 +284,46 @@ def _write_rows(
     """Write rows of this writer's share of the requests; writer 0 writes the totals too."""
     share: tl.constexpr = BS // WRITERS
     index = writer * share + tl.arange(0, share)
-    in_batch = index < bs
-    row = _load_int64(req_pool_indices + index, in_batch)
-    prefix_len = _load_int64(prefix_lens + index, in_batch)
+    in_batch = index < batch.bs
+    row = _load_int64(batch.rows + index, in_batch)
+    prefix_len = _load_int64(batch.prefix_lens + index, in_batch)
     extend_len = _load_int64(extend_seq_lens + index, in_batch)
-    end = _span(prefix_len, max_seq_len, swa_window_size, WINDOWED)[1]
-    count = tl.where(_is_active(row, max_reqs, PADDING_ROW), tl.maximum(extend_len, 0), 0)
+    end = _span(prefix_len, batch, WINDOWED)[1]
+    count = tl.where(_is_active(row, batch.max_reqs, PADDING_ROW), tl.maximum(extend_len, 0), 0)
     has_seed = (count > 0) & (end > 0)
-    last_slot = _load_slots(req_to_token + row * req_to_token_stride0, end - 1, has_seed, PAGE)
+    last_slot = _load_slots(table.cells + row * table.stride0, end - 1, has_seed, PAGE)
 
     everyone = tl.arange(0, BS)
-    rows = _load_int64(req_pool_indices + everyone, everyone < bs)
-    lens = _load_int64(prefix_lens + everyone, everyone < bs)
-    verify_count = _verify_counts(rows, lens, max_reqs, max_seq_len, swa_window_size, WINDOWED, PADDING_ROW)
+    rows = _load_int64(batch.rows + everyone, everyone < batch.bs)
+    lens = _load_int64(batch.prefix_lens + everyone, everyone < batch.bs)
+    verify_count = _verify_counts(rows, lens, batch, WINDOWED, PADDING_ROW)
     written_before = tl.zeros([], tl.int64)
     verified_before = tl.zeros([], tl.int64)
     if WRITERS > 1:
         before = everyone < writer * share
-        lens = _load_int64(extend_seq_lens + everyone, before & (everyone < bs))
-        written = tl.where(before & _is_active(rows, max_reqs, PADDING_ROW), tl.maximum(lens, 0), 0)
+        lens = _load_int64(extend_seq_lens + everyone, before & (everyone < batch.bs))
+        written = tl.where(before & _is_active(rows, batch.max_reqs, PADDING_ROW), tl.maximum(lens, 0), 0)
         written_before = tl.sum(written, 0)
         verified_before = tl.sum(tl.where(before, verify_count, 0), 0)
 
-    _store_exclusive_cumsum(write_offsets, count, index, bs, written_before)
-    behind = bs + 1 + index
-    for first in range(0, write_offsets_len - bs - 1, BS):
+    _store_exclusive_cumsum(write_offsets, count, index, batch.bs, written_before)
+    behind = batch.bs + 1 + index
+    for first in range(0, write_offsets_len - batch.bs - 1, BS):
         zero = tl.full([share], 0, tl.int64)
         tl.store(write_offsets + first + behind, zero, first + behind < write_offsets_len)
     if verify_offsets is not None:
-        own = _verify_counts(row, prefix_len, max_reqs, max_seq_len, swa_window_size, WINDOWED, PADDING_ROW)
-        _store_exclusive_cumsum(verify_offsets, own, index, bs, verified_before)
+        own = _verify_counts(row, prefix_len, batch, WINDOWED, PADDING_ROW)
+        _store_exclusive_cumsum(verify_offsets, own, index, batch.bs, verified_before)
     if writer == 0:
         total = tl.sum(verify_count, 0)
         tl.store(num_valid, tl.minimum(total, verify_capacity).to(tl.int32))
         tl.store(enable, (total <= verify_capacity).to(tl.int32))
-        tl.store(num_valid_reqs, bs)
+        tl.store(num_valid_reqs, batch.bs)
         if verify_total is not None:
             tl.store(verify_total, total)
     if faults is not None:
-        _count_request_faults(
-            faults, index, in_batch, row, prefix_len, extend_len, max_reqs, max_seq_len, PADDING_ROW
-        )
-    tl.store(write_seeds + index, _translate(last_slot, has_seed, mapping, lut_len), in_batch)
+        _count_request_faults(faults, index, in_batch, row, prefix_len, extend_len, batch, PADDING_ROW)
+    tl.store(write_seeds + index, _translate(last_slot, has_seed, mapping), in_batch)
 
 
 @triton.jit
@@ -336,25 +352,12 @@ def _store_units(
     nth_unit,
     first_entry,
     is_unit,
-    req_pool_indices,
-    prefix_lens,
-    req_to_token,
+    batch,
+    table,
     mapping,
     tokens,
-    valid_lens,
-    slots,
-    expected_tokens,
-    positions,
-    prev_slots,
+    columns,
     faults,
-    max_seq_len,
-    req_to_token_stride0,
-    lut_len,
-    swa_window_size,
-    token_rows,
-    token_columns,
-    tokens_stride0,
-    kv_token_id_vs_position_offset,
     WINDOWED: tl.constexpr,
     PAGE: tl.constexpr,
     INDEX: tl.constexpr,
@@ -366,37 +369,30 @@ def _store_units(
 
     Writes them, and returns a flag for each that is a fault, if faults are wanted; with `COUNT` counts these.
     """
-    row = _load_int64(req_pool_indices + request, is_unit)
-    prefix_len = _load_int64(prefix_lens + request, is_unit)
-    start, end = _span(prefix_len, max_seq_len, swa_window_size, WINDOWED)
+    row = _load_int64(batch.rows + request, is_unit)
+    prefix_len = _load_int64(batch.prefix_lens + request, is_unit)
+    start, end = _span(prefix_len, batch, WINDOWED)
     start = start.to(INDEX)[:, None]
     end = tl.where(is_unit, end, 0).to(INDEX)[:, None]
     nth_entry = (nth_unit * TILE)[:, None] + tl.arange(0, TILE)[None, :]
     position = start + nth_entry
     entry = first_entry[:, None] + nth_entry
     is_entry = position < end
-    cells = req_to_token + (row * req_to_token_stride0)[:, None]
+    cells = table.cells + (row * table.stride0)[:, None]
     slot = _load_slots(cells, position, is_entry, PAGE)
     n_missing = None
     first_missing = None
     if tokens is not None:
-        valid_len = _load_int64(valid_lens + request, is_unit)
+        valid_len = _load_int64(tokens.valid_lens + request, is_unit)
         if faults is not None:
             first = (start + (nth_unit * TILE)[:, None]).to(tl.int64)
+            stop = tl.minimum(first + TILE, end.to(tl.int64))
             n_missing, first_missing = _missing_tokens(
-                tl.ravel(first),
-                tl.ravel(tl.minimum(first + TILE, end.to(tl.int64))),
-                row,
-                valid_len,
-                token_rows,
-                token_columns,
-                kv_token_id_vs_position_offset,
+                tl.ravel(first), tl.ravel(stop), row, valid_len, tokens
             )
     odd = tl.zeros([UNITS, TILE], tl.int32)
     if COUNT:
-        _count_slot_faults(
-            faults, request, position, slot, is_entry, n_missing, first_missing, mapping, lut_len, PAGE
-        )
+        _count_slot_faults(faults, request, position, slot, is_entry, n_missing, first_missing, mapping, PAGE)
     else:
         # The mapping is gathered once a slot, and the successor's entry gets the same; only the first entry
         # of a request looks its predecessor up. Without a mapping, reading a cell twice costs less.
@@ -405,26 +401,26 @@ def _store_units(
             looks_back = is_entry & (position == start)
         prev_slot = _load_previous_slots(cells, position, slot, looks_back, PAGE)
         if tokens is not None:
-            known = tl.minimum(tl.maximum(valid_len, 0), token_columns)
-            known = tl.where(row < token_rows, known, 0)
-            first = _clamp(-kv_token_id_vs_position_offset, INDEX)
-            stop = _clamp(known - kv_token_id_vs_position_offset, INDEX)[:, None]
-            token_cells = tokens + (row * tokens_stride0 + kv_token_id_vs_position_offset)[:, None] + position
+            known = tl.minimum(tl.maximum(valid_len, 0), tokens.columns)
+            known = tl.where(row < tokens.rows, known, 0)
+            first = _clamp(-tokens.offset, INDEX)
+            stop = _clamp(known - tokens.offset, INDEX)[:, None]
+            token_cells = tokens.cells + (row * tokens.stride0 + tokens.offset)[:, None] + position
             has_token = is_entry & (position >= first) & (position < stop)
             token = tl.load(token_cells, has_token, other=-1).to(tl.int64)
         else:
             token = tl.full([UNITS, TILE], -1, tl.int64)
-        tl.store(positions + entry, position.to(tl.int64), is_entry)
-        tl.store(expected_tokens + entry, token, is_entry)
-        own_slot = _translate(slot, is_entry, mapping, lut_len)
-        tl.store(slots + entry, own_slot, is_entry)
-        tl.store(prev_slots + entry, _translate(prev_slot, looks_back, mapping, lut_len), looks_back)
+        tl.store(columns.positions + entry, position.to(tl.int64), is_entry)
+        tl.store(columns.expected_tokens + entry, token, is_entry)
+        own_slot = _translate(slot, is_entry, mapping)
+        tl.store(columns.slots + entry, own_slot, is_entry)
+        tl.store(columns.prev_slots + entry, _translate(prev_slot, looks_back, mapping), looks_back)
         if mapping is not None:
-            tl.store(prev_slots + entry + 1, own_slot, is_entry & (position + 1 < end))
+            tl.store(columns.prev_slots + entry + 1, own_slot, is_entry & (position + 1 < end))
         if faults is not None:
             is_odd = slot < PAGE
             if mapping is not None:
-                is_odd = is_odd | (slot >= lut_len)
+                is_odd = is_odd | (slot >= mapping.length)
             odd = (is_entry & is_odd).to(tl.int32)
             if tokens is not None:
                 odd = odd | (n_missing > 0).to(tl.int32)[:, None]  # type: ignore[operator, union-attr]
@@ -434,7 +430,7 @@ def _store_units(
 @triton.jit
 def _clamp(position, INDEX: tl.constexpr):
     """A position as `INDEX`, where only its order among positions counts."""
-    last: tl.constexpr = 2 ** (INDEX.primitive_bitwidth - 1) - 1
+    last: tl.constexpr = 0x7FFFFFFF if INDEX == tl.int32 else 0x7FFFFFFFFFFFFFFF
     return tl.minimum(tl.maximum(position, 0), last).to(INDEX)
 
 
@@ -448,25 +444,12 @@ def _stride(
     first_entry,
     last_entries,
     last_units,
-    req_pool_indices,
-    prefix_lens,
-    req_to_token,
+    batch,
+    table,
     mapping,
     tokens,
-    valid_lens,
-    slots,
-    expected_tokens,
-    positions,
-    prev_slots,
+    columns,
     faults,
-    max_seq_len,
-    req_to_token_stride0,
-    lut_len,
-    swa_window_size,
-    token_rows,
-    token_columns,
-    tokens_stride0,
-    kv_token_id_vs_position_offset,
     BS: tl.constexpr,
     WINDOWED: tl.constexpr,
     PAGE: tl.constexpr,
@@ -480,36 +463,9 @@ def _stride(
     odd = tl.zeros([1, TILE], tl.int32)
     while unit < n_units:
         found_odd = _store_units(
-            found + one,
-            unit - first_unit + one,
-            first_entry + one,
-            one == 0,
-            req_pool_indices,
-            prefix_lens,
-            req_to_token,
-            mapping,
-            tokens,
-            valid_lens,
-            slots,
-            expected_tokens,
-            positions,
-            prev_slots,
-            faults,
-            max_seq_len,
-            req_to_token_stride0,
-            lut_len,
-            swa_window_size,
-            token_rows,
-            token_columns,
-            tokens_stride0,
-            kv_token_id_vs_position_offset,
-            WINDOWED,
-            PAGE,
-            INDEX,
-            TILE,
-            1,
-            COUNT,
-        )
+            found + one, unit - first_unit + one, first_entry + one, one == 0, batch, table, mapping, tokens,
+            columns, faults, WINDOWED, PAGE, INDEX, TILE, 1, COUNT,
+        )  # fmt: skip
         if faults is not None:
             odd = odd | found_odd
         unit += programs
@@ -519,31 +475,16 @@ def _stride(
 
 
 @triton.jit
-def _entries(
+def _entries_of_small_batch(
     program,
     programs,
-    req_pool_indices,
-    prefix_lens,
-    req_to_token,
+    batch,
+    table,
     mapping,
     tokens,
-    valid_lens,
-    slots,
-    expected_tokens,
-    positions,
-    prev_slots,
+    columns,
     faults,
-    bs,
-    max_reqs,
-    max_seq_len,
-    req_to_token_stride0,
-    lut_len,
-    swa_window_size,
     verify_capacity,
-    token_rows,
-    token_columns,
-    tokens_stride0,
-    kv_token_id_vs_position_offset,
     BS: tl.constexpr,
     WINDOWED: tl.constexpr,
     PAGE: tl.constexpr,
@@ -553,9 +494,9 @@ def _entries(
 ):
     """One unit at a time, a grid's stride apart, if all entries of the batch fit."""
     request = tl.arange(0, BS)
-    row = _load_int64(req_pool_indices + request, request < bs)
-    prefix_len = _load_int64(prefix_lens + request, request < bs)
-    count = _verify_counts(row, prefix_len, max_reqs, max_seq_len, swa_window_size, WINDOWED, PADDING_ROW)
+    row = _load_int64(batch.rows + request, request < batch.bs)
+    prefix_len = _load_int64(batch.prefix_lens + request, request < batch.bs)
+    count = _verify_counts(row, prefix_len, batch, WINDOWED, PADDING_ROW)
     last_entries, last_units = _scan(count, TILE)
     unit = program
     ended = last_units <= unit
@@ -573,77 +514,15 @@ def _entries(
     )
     n_units = tl.where(total <= verify_capacity, n_units, 0)
     odd = _stride(
-        program,
-        programs,
-        n_units,
-        found,
-        first_unit,
-        first_entry,
-        last_entries,
-        last_units,
-        req_pool_indices,
-        prefix_lens,
-        req_to_token,
-        mapping,
-        tokens,
-        valid_lens,
-        slots,
-        expected_tokens,
-        positions,
-        prev_slots,
-        faults,
-        max_seq_len,
-        req_to_token_stride0,
-        lut_len,
-        swa_window_size,
-        token_rows,
-        token_columns,
-        tokens_stride0,
-        kv_token_id_vs_position_offset,
-        BS,
-        WINDOWED,
-        PAGE,
-        INDEX,
-        TILE,
-        False,
-    )
+        unit, programs, n_units, found, first_unit, first_entry, last_entries, last_units, batch, table,
+        mapping, tokens, columns, faults, BS, WINDOWED, PAGE, INDEX, TILE, False,
+    )  # fmt: skip
     if faults is not None:  # noqa: SIM102 (decided while it is compiled)
         if _any(odd):
             _stride(
-                program,
-                programs,
-                n_units,
-                found,
-                first_unit,
-                first_entry,
-                last_entries,
-                last_units,
-                req_pool_indices,
-                prefix_lens,
-                req_to_token,
-                mapping,
-                tokens,
-                valid_lens,
-                slots,
-                expected_tokens,
-                positions,
-                prev_slots,
-                faults,
-                max_seq_len,
-                req_to_token_stride0,
-                lut_len,
-                swa_window_size,
-                token_rows,
-                token_columns,
-                tokens_stride0,
-                kv_token_id_vs_position_offset,
-                BS,
-                WINDOWED,
-                PAGE,
-                INDEX,
-                TILE,
-                True,
-            )
+                unit, programs, n_units, found, first_unit, first_entry, last_entries, last_units, batch,
+                table, mapping, tokens, columns, faults, BS, WINDOWED, PAGE, INDEX, TILE, True,
+            )  # fmt: skip
 
 
 @triton.jit
@@ -653,27 +532,12 @@ def _walk(
     found,
     first_unit,
     first_entry,
-    req_pool_indices,
-    prefix_lens,
-    req_to_token,
+    batch,
+    table,
     mapping,
     tokens,
-    valid_lens,
-    slots,
-    expected_tokens,
-    positions,
-    prev_slots,
+    columns,
     faults,
-    bs,
-    max_reqs,
-    max_seq_len,
-    req_to_token_stride0,
-    lut_len,
-    swa_window_size,
-    token_rows,
-    token_columns,
-    tokens_stride0,
-    kv_token_id_vs_position_offset,
     WINDOWED: tl.constexpr,
     PAGE: tl.constexpr,
     PADDING_ROW: tl.constexpr,
@@ -687,11 +551,9 @@ def _walk(
     odd = tl.zeros([UNITS, TILE], tl.int32)
     near = found * CHUNK
     while unit < stop:
-        near_row = _load_int64(req_pool_indices + near + in_chunk, near + in_chunk < bs)
-        near_len = _load_int64(prefix_lens + near + in_chunk, near + in_chunk < bs)
-        near_count = _verify_counts(
-            near_row, near_len, max_reqs, max_seq_len, swa_window_size, WINDOWED, PADDING_ROW
-        )
+        near_row = _load_int64(batch.rows + near + in_chunk, near + in_chunk < batch.bs)
+        near_len = _load_int64(batch.prefix_lens + near + in_chunk, near + in_chunk < batch.bs)
+        near_count = _verify_counts(near_row, near_len, batch, WINDOWED, PADDING_ROW)
         near_entries, near_units = _scan(near_count, TILE)
         units_here, entries_here = tl.reduce((near_units, near_entries), 0, _max2)
         first = unit - first_unit
@@ -709,36 +571,9 @@ def _walk(
                 _max3,
             )
             found_odd = _store_units(
-                near + request_of,
-                nth_unit - first_unit_of,
-                first_entry + first_entry_of,
-                nth_unit < last,
-                req_pool_indices,
-                prefix_lens,
-                req_to_token,
-                mapping,
-                tokens,
-                valid_lens,
-                slots,
-                expected_tokens,
-                positions,
-                prev_slots,
-                faults,
-                max_seq_len,
-                req_to_token_stride0,
-                lut_len,
-                swa_window_size,
-                token_rows,
-                token_columns,
-                tokens_stride0,
-                kv_token_id_vs_position_offset,
-                WINDOWED,
-                PAGE,
-                INDEX,
-                TILE,
-                UNITS,
-                COUNT,
-            )
+                near + request_of, nth_unit - first_unit_of, first_entry + first_entry_of, nth_unit < last,
+                batch, table, mapping, tokens, columns, faults, WINDOWED, PAGE, INDEX, TILE, UNITS, COUNT,
+            )  # fmt: skip
             if faults is not None:
                 odd = odd | found_odd
         unit = first_unit + last
@@ -752,28 +587,13 @@ def _walk(
 def _entries_of_large_batch(
     program,
     programs,
-    req_pool_indices,
-    prefix_lens,
-    req_to_token,
+    batch,
+    table,
     mapping,
     tokens,
-    valid_lens,
-    slots,
-    expected_tokens,
-    positions,
-    prev_slots,
+    columns,
     faults,
-    bs,
-    max_reqs,
-    max_seq_len,
-    req_to_token_stride0,
-    lut_len,
-    swa_window_size,
     verify_capacity,
-    token_rows,
-    token_columns,
-    tokens_stride0,
-    kv_token_id_vs_position_offset,
     BS: tl.constexpr,
     WINDOWED: tl.constexpr,
     PAGE: tl.constexpr,
@@ -791,9 +611,9 @@ def _entries_of_large_batch(
     chunk = tl.arange(0, CHUNKS)
     in_chunk = tl.arange(0, CHUNK)
     request = chunk[:, None] * CHUNK + in_chunk[None, :]
-    row = _load_int64(req_pool_indices + request, request < bs)
-    prefix_len = _load_int64(prefix_lens + request, request < bs)
-    count = _verify_counts(row, prefix_len, max_reqs, max_seq_len, swa_window_size, WINDOWED, PADDING_ROW)
+    row = _load_int64(batch.rows + request, request < batch.bs)
+    prefix_len = _load_int64(batch.prefix_lens + request, request < batch.bs)
+    count = _verify_counts(row, prefix_len, batch, WINDOWED, PADDING_ROW)
     counts, units = tl.reduce((count, _units(count, TILE)), 1, _add2)
     total, n_units = tl.reduce((counts, units), 0, _add2)
     n_units = tl.where(total <= verify_capacity, n_units, 0)
@@ -804,77 +624,47 @@ def _entries_of_large_batch(
         last_entries, last_units = tl.associative_scan((counts.to(tl.int32), units), 0, _add2)
         found, first_unit, first_entry = _find(unit, last_entries, last_units, chunk)
         odd = _walk(
-            unit,
-            stop,
-            found,
-            first_unit,
-            first_entry,
-            req_pool_indices,
-            prefix_lens,
-            req_to_token,
-            mapping,
-            tokens,
-            valid_lens,
-            slots,
-            expected_tokens,
-            positions,
-            prev_slots,
-            faults,
-            bs,
-            max_reqs,
-            max_seq_len,
-            req_to_token_stride0,
-            lut_len,
-            swa_window_size,
-            token_rows,
-            token_columns,
-            tokens_stride0,
-            kv_token_id_vs_position_offset,
-            WINDOWED,
-            PAGE,
-            PADDING_ROW,
-            INDEX,
-            TILE,
-            UNITS,
-            False,
-        )
+            unit, stop, found, first_unit, first_entry, batch, table, mapping, tokens, columns, faults,
+            WINDOWED, PAGE, PADDING_ROW, INDEX, TILE, UNITS, False,
+        )  # fmt: skip
         if faults is not None:  # noqa: SIM102 (decided while it is compiled)
             if _any(odd):
                 _walk(
-                    unit,
-                    stop,
-                    found,
-                    first_unit,
-                    first_entry,
-                    req_pool_indices,
-                    prefix_lens,
-                    req_to_token,
-                    mapping,
-                    tokens,
-                    valid_lens,
-                    slots,
-                    expected_tokens,
-                    positions,
-                    prev_slots,
-                    faults,
-                    bs,
-                    max_reqs,
-                    max_seq_len,
-                    req_to_token_stride0,
-                    lut_len,
-                    swa_window_size,
-                    token_rows,
-                    token_columns,
-                    tokens_stride0,
-                    kv_token_id_vs_position_offset,
-                    WINDOWED,
-                    PAGE,
-                    PADDING_ROW,
-                    INDEX,
-                    TILE,
-                    UNITS,
-                    True,
-                )
+                    unit, stop, found, first_unit, first_entry, batch, table, mapping, tokens, columns,
+                    faults, WINDOWED, PAGE, PADDING_ROW, INDEX, TILE, UNITS, True,
+                )  # fmt: skip
+
+
+@triton.jit
+def _entries(
+    program,
+    programs,
+    batch,
+    table,
+    mapping,
+    tokens,
+    columns,
+    faults,
+    verify_capacity,
+    BS: tl.constexpr,
+    WINDOWED: tl.constexpr,
+    PAGE: tl.constexpr,
+    PADDING_ROW: tl.constexpr,
+    INDEX: tl.constexpr,
+    TILE: tl.constexpr,
+    UNITS: tl.constexpr,
+):
+    """This program's entries."""
+    if UNITS == 1:
+        _entries_of_small_batch(
+            program, programs, batch, table, mapping, tokens, columns, faults, verify_capacity, BS, WINDOWED,
+            PAGE, PADDING_ROW, INDEX, TILE,
+        )  # fmt: skip
+    else:
+        _entries_of_large_batch(
+            program, programs, batch, table, mapping, tokens, columns, faults, verify_capacity, BS, WINDOWED,
+            PAGE, PADDING_ROW, INDEX, TILE, UNITS,
+        )  # fmt: skip
 
 
 _INTEGERS = (
@@ -967,104 +757,33 @@ def plan_kernel(
     WRITERS: tl.constexpr,
 ):
     """The whole plan. Grid: `WRITERS` programs for the write rows, the others share the entries."""
+    batch = _Batch(req_pool_indices, prefix_lens, bs, max_reqs, max_seq_len, swa_window_size)
+    table = _Table(req_to_token, req_to_token_stride0)
+    mapping = None
+    if full_to_swa_index_mapping is not None:
+        mapping = _Mapping(full_to_swa_index_mapping, lut_len)
+    tokens = None
+    if req_to_verify_expected_tokens is not None:
+        tokens = _Tokens(
+            req_to_verify_expected_tokens, req_to_verify_expected_tokens_valid_lens, token_rows,
+            token_columns, tokens_stride0, kv_token_id_vs_position_offset,
+        )  # fmt: skip
+    columns = _Columns(
+        out_verify_slot_indices, out_verify_expected_tokens, out_verify_expected_positions,
+        out_verify_prev_slot_indices,
+    )  # fmt: skip
     program = tl.program_id(0)
     if program < WRITERS:
         _write_rows(
-            program,
-            req_pool_indices,
-            prefix_lens,
-            extend_seq_lens,
-            req_to_token,
-            full_to_swa_index_mapping,
-            out_write_offsets,
-            out_write_seed_slot_indices,
-            out_write_num_valid_reqs,
-            None,
-            out_verify_num_valid,
-            out_verify_enable,
-            verify_total_out,
-            faults_out,
-            bs,
-            max_reqs,
-            max_seq_len,
-            req_to_token_stride0,
-            lut_len,
-            swa_window_size,
-            verify_capacity,
-            write_offsets_len,
-            BS,
-            WINDOWED,
-            PAGE,
-            PADDING_ROW,
-            WRITERS,
-        )
-    elif UNITS == 1:
-        _entries(
-            program - WRITERS,
-            tl.num_programs(0) - WRITERS,
-            req_pool_indices,
-            prefix_lens,
-            req_to_token,
-            full_to_swa_index_mapping,
-            req_to_verify_expected_tokens,
-            req_to_verify_expected_tokens_valid_lens,
-            out_verify_slot_indices,
-            out_verify_expected_tokens,
-            out_verify_expected_positions,
-            out_verify_prev_slot_indices,
-            faults_out,
-            bs,
-            max_reqs,
-            max_seq_len,
-            req_to_token_stride0,
-            lut_len,
-            swa_window_size,
-            verify_capacity,
-            token_rows,
-            token_columns,
-            tokens_stride0,
-            kv_token_id_vs_position_offset,
-            BS,
-            WINDOWED,
-            PAGE,
-            PADDING_ROW,
-            INDEX,
-            TILE,
-        )
+            program, batch, extend_seq_lens, table, mapping, out_write_offsets, out_write_seed_slot_indices,
+            out_write_num_valid_reqs, None, out_verify_num_valid, out_verify_enable, verify_total_out,
+            faults_out, verify_capacity, write_offsets_len, BS, WINDOWED, PAGE, PADDING_ROW, WRITERS,
+        )  # fmt: skip
     else:
-        _entries_of_large_batch(
-            program - WRITERS,
-            tl.num_programs(0) - WRITERS,
-            req_pool_indices,
-            prefix_lens,
-            req_to_token,
-            full_to_swa_index_mapping,
-            req_to_verify_expected_tokens,
-            req_to_verify_expected_tokens_valid_lens,
-            out_verify_slot_indices,
-            out_verify_expected_tokens,
-            out_verify_expected_positions,
-            out_verify_prev_slot_indices,
-            faults_out,
-            bs,
-            max_reqs,
-            max_seq_len,
-            req_to_token_stride0,
-            lut_len,
-            swa_window_size,
-            verify_capacity,
-            token_rows,
-            token_columns,
-            tokens_stride0,
-            kv_token_id_vs_position_offset,
-            BS,
-            WINDOWED,
-            PAGE,
-            PADDING_ROW,
-            INDEX,
-            TILE,
-            UNITS,
-        )
+        _entries(
+            program - WRITERS, tl.num_programs(0) - WRITERS, batch, table, mapping, tokens, columns,
+            faults_out, verify_capacity, BS, WINDOWED, PAGE, PADDING_ROW, INDEX, TILE, UNITS,
+        )  # fmt: skip
 
 
 @_jit
@@ -1097,35 +816,17 @@ def offsets_kernel(
     WRITERS: tl.constexpr,
 ):
     """The staged launcher's first half. Grid: `WRITERS` programs."""
+    batch = _Batch(req_pool_indices, prefix_lens, bs, max_reqs, max_seq_len, swa_window_size)
+    table = _Table(req_to_token, req_to_token_stride0)
+    mapping = None
+    if full_to_swa_index_mapping is not None:
+        mapping = _Mapping(full_to_swa_index_mapping, lut_len)
     _write_rows(
-        tl.program_id(0),
-        req_pool_indices,
-        prefix_lens,
-        extend_seq_lens,
-        req_to_token,
-        full_to_swa_index_mapping,
-        out_write_offsets,
-        out_write_seed_slot_indices,
-        out_write_num_valid_reqs,
-        out_verify_offsets_scratch,
-        out_verify_num_valid,
-        out_verify_enable,
-        verify_total_out,
-        faults_out,
-        bs,
-        max_reqs,
-        max_seq_len,
-        req_to_token_stride0,
-        lut_len,
-        swa_window_size,
-        verify_capacity,
-        write_offsets_len,
-        BS,
-        WINDOWED,
-        PAGE,
-        PADDING_ROW,
-        WRITERS,
-    )
+        tl.program_id(0), batch, extend_seq_lens, table, mapping, out_write_offsets,
+        out_write_seed_slot_indices, out_write_num_valid_reqs, out_verify_offsets_scratch,
+        out_verify_num_valid, out_verify_enable, verify_total_out, faults_out, verify_capacity,
+        write_offsets_len, BS, WINDOWED, PAGE, PADDING_ROW, WRITERS,
+    )  # fmt: skip
 
 
 @_jit
@@ -1162,74 +863,26 @@ def entries_kernel(
     UNITS: tl.constexpr,
 ):
     """The staged launcher's second half. Grid: programs that share the entries."""
+    batch = _Batch(req_pool_indices, prefix_lens, bs, max_reqs, max_seq_len, swa_window_size)
+    table = _Table(req_to_token, req_to_token_stride0)
+    mapping = None
+    if full_to_swa_index_mapping is not None:
+        mapping = _Mapping(full_to_swa_index_mapping, lut_len)
+    tokens = None
+    if req_to_verify_expected_tokens is not None:
+        tokens = _Tokens(
+            req_to_verify_expected_tokens, req_to_verify_expected_tokens_valid_lens, token_rows,
+            token_columns, tokens_stride0, kv_token_id_vs_position_offset,
+        )  # fmt: skip
+    columns = _Columns(
+        out_verify_slot_indices, out_verify_expected_tokens, out_verify_expected_positions,
+        out_verify_prev_slot_indices,
+    )  # fmt: skip
     wanted_capacity = tl.where(tl.load(verify_enable) != 0, verify_capacity, -1)
-    if UNITS == 1:
-        _entries(
-            tl.program_id(0),
-            tl.num_programs(0),
-            req_pool_indices,
-            prefix_lens,
-            req_to_token,
-            full_to_swa_index_mapping,
-            req_to_verify_expected_tokens,
-            req_to_verify_expected_tokens_valid_lens,
-            out_verify_slot_indices,
-            out_verify_expected_tokens,
-            out_verify_expected_positions,
-            out_verify_prev_slot_indices,
-            faults_out,
-            bs,
-            max_reqs,
-            max_seq_len,
-            req_to_token_stride0,
-            lut_len,
-            swa_window_size,
-            wanted_capacity,
-            token_rows,
-            token_columns,
-            tokens_stride0,
-            kv_token_id_vs_position_offset,
-            BS,
-            WINDOWED,
-            PAGE,
-            PADDING_ROW,
-            INDEX,
-            TILE,
-        )
-    else:
-        _entries_of_large_batch(
-            tl.program_id(0),
-            tl.num_programs(0),
-            req_pool_indices,
-            prefix_lens,
-            req_to_token,
-            full_to_swa_index_mapping,
-            req_to_verify_expected_tokens,
-            req_to_verify_expected_tokens_valid_lens,
-            out_verify_slot_indices,
-            out_verify_expected_tokens,
-            out_verify_expected_positions,
-            out_verify_prev_slot_indices,
-            faults_out,
-            bs,
-            max_reqs,
-            max_seq_len,
-            req_to_token_stride0,
-            lut_len,
-            swa_window_size,
-            wanted_capacity,
-            token_rows,
-            token_columns,
-            tokens_stride0,
-            kv_token_id_vs_position_offset,
-            BS,
-            WINDOWED,
-            PAGE,
-            PADDING_ROW,
-            INDEX,
-            TILE,
-            UNITS,
-        )
+    _entries(
+        tl.program_id(0), tl.num_programs(0), batch, table, mapping, tokens, columns, faults_out,
+        wanted_capacity, BS, WINDOWED, PAGE, PADDING_ROW, INDEX, TILE, UNITS,
+    )  # fmt: skip
 
 
 class Config(NamedTuple):
