@@ -31,14 +31,12 @@ from jaxlib.mlir.dialects import arith, llvm, vector
 from shared_ref.batch import max_seq_len
 from shared_ref.constants import FAULT_KINDS, FAULT_POSITION_BITS, NO_SLOT, NO_TOKEN, PADDING_ROW
 from shared_ref.schema import COLUMNS, OPTIONAL_OUTPUTS, PLAN_INPUTS, PLAN_OUTPUTS
+from shared_ref.tiling import LARGE_BATCH, most_units, positions_of_a_unit
 
 from . import xla
 
 WARPGROUP = 128
 """Threads of a program: a vector's length is a multiple of it."""
-
-LARGE_BATCH = 512
-"""Requests above which programs walk from unit to unit."""
 
 Find = Callable[[Any], tuple[Any, ...]]
 """Of a unit: its request, the request's first unit and first entry."""
@@ -55,7 +53,8 @@ def plan(arguments: xla.Arguments) -> xla.Outputs:
     inputs = {name: arguments[name] for name in PLAN_INPUTS if arguments[name] is not None}
     if arguments["req_to_verify_expected_tokens"] is None:
         inputs.pop("req_to_verify_expected_tokens_valid_lens", None)
-    tile = _tile(arguments)
+    bs = arguments["req_pool_indices"].shape[0]
+    tile = positions_of_a_unit(bs, arguments["swa_window_size"], arguments["verify_capacity"])
     if any(0 in array.shape for array in (*former.values(), *inputs.values())):
         return xla.plan(arguments)  # nothing to point a kernel at, and next to nothing to do
     if max_seq_len(arguments) >= 2**31 - tile:
@@ -65,7 +64,6 @@ def plan(arguments: xla.Arguments) -> xla.Outputs:
     integers = {"padding_row": PADDING_ROW} | {
         name: value for name, value in arguments.items() if isinstance(value, int | None)
     }
-    bs = arguments["req_pool_indices"].shape[0]
     writers = -(-bs // WARPGROUP)
     programs = _programs(arguments, tile)
 
@@ -101,25 +99,13 @@ def _padded(bs: int) -> int:
     return max(-(-bs // WARPGROUP), 1) * WARPGROUP
 
 
-def _tile(arguments: xla.Arguments) -> int:
-    """Positions of a unit; like `configure` of kvcanary_torch/kernels.py, from sizes alone."""
-    window = arguments["swa_window_size"]
-    if arguments["req_pool_indices"].shape[0] > LARGE_BATCH:
-        return 256
-    if 0 < window <= 256:
-        return 128 if window <= 128 else 256
-    return 512 if arguments["verify_capacity"] > 2**17 else 256
-
-
 def _programs(arguments: xla.Arguments, tile: int) -> int:
     """Programs that share the entries: enough to fill the device, and no more than there can be units."""
-    bs, positions = arguments["req_pool_indices"].shape[0], max_seq_len(arguments)
+    bs = arguments["req_pool_indices"].shape[0]
     window, capacity = arguments["swa_window_size"], arguments["verify_capacity"]
-    span = min(window, positions) if window > 0 else positions
-    most_units = min(capacity // tile + bs, bs * -(-span // tile))
     multiprocessors = getattr(jax.devices()[0], "core_count", 132)
     each = 4 if tile == 512 or bs > LARGE_BATCH else 8
-    return max(1, min(multiprocessors * each, most_units))
+    return max(1, min(multiprocessors * each, most_units(bs, max_seq_len(arguments), window, capacity, tile)))
 
 
 class _Program:

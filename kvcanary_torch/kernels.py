@@ -1,14 +1,15 @@
-"""The plan as Triton kernels, for torch and for JAX (contract, section 4). Imports triton alone.
+"""The plan as Triton kernels, for torch and for JAX (contract, section 4). Needs neither of them.
 
 Decomposition. The entries of one request are cut into *units* of `TILE` positions, so that a unit never
 crosses a request. Every program reads the whole batch's rows and prefix lengths (16 bytes a request, from
 L2 after the first program), scans them into the requests' last units and last entries, and then knows by
-one reduction which request a unit belongs to and where its entries go. Unit programs take `UNITS`
-neighbouring units at a time, a grid's stride apart, so that neighbouring programs write neighbouring
-memory. The first `WRITERS` programs write the write rows instead, an equal share of the requests each.
+one reduction which request a unit belongs to and where its entries go. Programs take one unit at a time, a
+grid's stride apart, so that neighbouring programs write neighbouring memory; in a large batch `UNITS` at a
+time of a share of neighbouring units. The first `WRITERS` programs write the write rows instead, an equal
+share of the requests each.
 
 One program owns the elements of its units, respectively of its requests, and no two programs touch the
-same element: no atomics, no scratch, no order among programs.
+same element of a plan: no atomics, no scratch, no order among programs.
 
 Bytes that must move for an entry: 4 of the slot table, 32 of the columns, 8 more with a mapping and 4
 more with a token table.
@@ -30,8 +31,26 @@ from typing import Any, NamedTuple
 import triton
 import triton.language as tl
 
+from shared_ref.constants import FAULT_KINDS, FAULT_POSITION_BITS, NO_SLOT, NO_TOKEN
+from shared_ref.tiling import LARGE_BATCH, most_units, positions_of_a_unit
+
 CHUNK = tl.constexpr(64)
 """Requests that a warp sums, and scans, without help from other warps."""
+
+# Of globals, a kernel sees constexprs alone.
+_NO_SLOT = tl.constexpr(NO_SLOT)
+_NO_TOKEN = tl.constexpr(NO_TOKEN)
+_POSITION_BITS = tl.constexpr(FAULT_POSITION_BITS)
+_LATEST_PLACE = tl.constexpr(2**63 - 1)
+"""Greater than the place of any fault, also as signed."""
+_ROW_OUTSIDE = tl.constexpr(FAULT_KINDS.index("row_outside"))
+_PREFIX_NEGATIVE = tl.constexpr(FAULT_KINDS.index("prefix_negative"))
+_EXTEND_NEGATIVE = tl.constexpr(FAULT_KINDS.index("extend_negative"))
+_PREFIX_EXCEEDS = tl.constexpr(FAULT_KINDS.index("prefix_exceeds"))
+_SLOT_OUTSIDE = tl.constexpr(FAULT_KINDS.index("slot_outside"))
+_TOKEN_OUTSIDE = tl.constexpr(FAULT_KINDS.index("token_outside"))
+_SLOT_NEGATIVE = tl.constexpr(FAULT_KINDS.index("slot_negative"))
+_SLOT_DUMMY = tl.constexpr(FAULT_KINDS.index("slot_dummy"))
 
 
 # What the functions hand on together: pointers and integers. What may be absent is None as a whole, since not
@@ -141,20 +160,20 @@ def _units(count, TILE: tl.constexpr):
 
 @triton.jit
 def _load_slots(cells, position, mask, PAGE: tl.constexpr):
-    """Untranslated slots of some positions of the rows at `cells`; -1 where the mask is off."""
+    """Untranslated slots of some positions of the rows at `cells`; `NO_SLOT` where the mask is off."""
     if PAGE == 1:
-        slot = tl.load(cells + position, mask, other=-1)
+        slot = tl.load(cells + position, mask, other=_NO_SLOT)
     else:
-        page = tl.load(cells + _unsigned(position) // PAGE, mask, other=-1).to(tl.int64)
+        page = tl.load(cells + _unsigned(position) // PAGE, mask, other=_NO_SLOT).to(tl.int64)
         slot = tl.where(page < 0, page, page * PAGE + (_unsigned(position) % PAGE).to(tl.int64))
     return slot
 
 
 @triton.jit
 def _load_previous_slots(cells, position, slot, mask, PAGE: tl.constexpr):
-    """`_load_slots` of the positions before, given their successors' slots; -1 before position 0."""
+    """`_load_slots` of the positions before, given their successors' slots; `NO_SLOT` before position 0."""
     if PAGE == 1:
-        before = tl.load(cells + position - 1, mask & (position > 0), other=-1)
+        before = tl.load(cells + position - 1, mask & (position > 0), other=_NO_SLOT)
     else:
         starts_page = _unsigned(position) % PAGE == 0
         before = _load_slots(cells, position - 1, mask & starts_page & (position > 0), PAGE)
@@ -197,7 +216,7 @@ def _add_faults(faults, KIND: tl.constexpr, count, first):
 @triton.jit
 def _count_flags(faults, KIND: tl.constexpr, flags, place):
     count = tl.sum(tl.ravel(flags.to(tl.int32)), 0)
-    first = tl.min(tl.ravel(tl.where(flags, place, 0x7FFFFFFFFFFFFFFF)), 0)
+    first = tl.min(tl.ravel(tl.where(flags, place, _LATEST_PLACE)), 0)
     _add_faults(faults, KIND, count, first)
 
 
@@ -205,7 +224,7 @@ def _count_flags(faults, KIND: tl.constexpr, flags, place):
 def _count_request_faults(
     faults, request, in_batch, row, prefix_len, extend_len, batch, PADDING_ROW: tl.constexpr
 ):
-    """Kinds 0 to 3 of some requests."""
+    """What is wrong with some requests themselves."""
     is_request = in_batch
     if PADDING_ROW is not None:
         is_request = in_batch & (row != PADDING_ROW)
@@ -214,11 +233,11 @@ def _count_request_faults(
     extend_negative = is_request & (extend_len < 0)
     exceeds = is_request & (prefix_len > batch.max_seq_len)
     if _any(outside | prefix_negative | extend_negative | exceeds):
-        place = request.to(tl.int64) << 48
-        _count_flags(faults, 0, outside, place)
-        _count_flags(faults, 1, prefix_negative, place)
-        _count_flags(faults, 2, extend_negative, place)
-        _count_flags(faults, 3, exceeds, place)
+        place = request.to(tl.int64) << _POSITION_BITS
+        _count_flags(faults, _ROW_OUTSIDE, outside, place)
+        _count_flags(faults, _PREFIX_NEGATIVE, prefix_negative, place)
+        _count_flags(faults, _EXTEND_NEGATIVE, extend_negative, place)
+        _count_flags(faults, _PREFIX_EXCEEDS, exceeds, place)
 
 
 @triton.jit
@@ -239,16 +258,16 @@ def _missing_tokens(first, stop, row, valid_len, tokens):
 def _count_slot_faults(
     faults, request, position, slot, is_entry, n_missing, first_missing, mapping, PAGE: tl.constexpr
 ):
-    """Kinds 4 to 7 of a tile's entries; without a token table nothing is missing."""
-    request = request.to(tl.int64) << 48
+    """What is wrong with the cells of a tile's entries; without a token table nothing is missing."""
+    request = request.to(tl.int64) << _POSITION_BITS
     place = request[:, None] | position.to(tl.int64)
     if mapping is not None:
-        _count_flags(faults, 4, is_entry & (slot >= mapping.length), place)
+        _count_flags(faults, _SLOT_OUTSIDE, is_entry & (slot >= mapping.length), place)
     if n_missing is not None:
-        first = tl.where(n_missing > 0, request | first_missing, 0x7FFFFFFFFFFFFFFF)
-        _add_faults(faults, 5, tl.sum(n_missing, 0), tl.min(first, 0))
-    _count_flags(faults, 6, is_entry & (slot < 0), place)
-    _count_flags(faults, 7, is_entry & (slot >= 0) & (slot < PAGE), place)
+        first = tl.where(n_missing > 0, request | first_missing, _LATEST_PLACE)
+        _add_faults(faults, _TOKEN_OUTSIDE, tl.sum(n_missing, 0), tl.min(first, 0))
+    _count_flags(faults, _SLOT_NEGATIVE, is_entry & (slot < 0), place)
+    _count_flags(faults, _SLOT_DUMMY, is_entry & (slot >= 0) & (slot < PAGE), place)
 
 
 @triton.jit
@@ -407,9 +426,9 @@ def _store_units(
             stop = _clamp(known - tokens.offset, INDEX)[:, None]
             token_cells = tokens.cells + (row * tokens.stride0 + tokens.offset)[:, None] + position
             has_token = is_entry & (position >= first) & (position < stop)
-            token = tl.load(token_cells, has_token, other=-1).to(tl.int64)
+            token = tl.load(token_cells, has_token, other=_NO_TOKEN).to(tl.int64)
         else:
-            token = tl.full([UNITS, TILE], -1, tl.int64)
+            token = tl.full([UNITS, TILE], _NO_TOKEN, tl.int64)
         tl.store(columns.positions + entry, position.to(tl.int64), is_entry)
         tl.store(columns.expected_tokens + entry, token, is_entry)
         own_slot = _translate(slot, is_entry, mapping)
@@ -430,7 +449,7 @@ def _store_units(
 @triton.jit
 def _clamp(position, INDEX: tl.constexpr):
     """A position as `INDEX`, where only its order among positions counts."""
-    last: tl.constexpr = 0x7FFFFFFF if INDEX == tl.int32 else 0x7FFFFFFFFFFFFFFF
+    last: tl.constexpr = 0x7FFFFFFF if INDEX == tl.int32 else 0x7FFFFFFFFFFFFFFF  # noqa: SIM300
     return tl.minimum(tl.maximum(position, 0), last).to(INDEX)
 
 
@@ -911,19 +930,14 @@ def configure(
     page_size: int = 1,
     padding_row: int | None = 0,
 ) -> Config:
-    """The launch of a batch on a GPU, from sizes alone: no value of a tensor is known.
-
-    Measured on an H200; docs/performance.md has the figures.
-    """
+    """The launch of a batch on a GPU (shared_ref/tiling.py)."""
     padded = triton.next_power_of_2(max(bs, 1))
-    if padded > 512:
-        tile, units, warps, programs = 256, 8, 16, multiprocessors
+    tile = positions_of_a_unit(bs, swa_window_size, verify_capacity)
+    if bs > LARGE_BATCH:
+        units, warps, programs = 8, 16, multiprocessors
     else:
-        windowed_tile = max(128, triton.next_power_of_2(swa_window_size)) if swa_window_size > 0 else 512
-        tile = min(windowed_tile, 512 if verify_capacity > 2**17 else 256)
         units, warps, programs = 1, 4, multiprocessors * (4 if tile == 512 else 8)
-    span = min(swa_window_size, max_seq_len) if swa_window_size > 0 else max_seq_len
-    most_units = min(verify_capacity // tile + bs, bs * triton.cdiv(span, tile))
+    total = most_units(bs, max_seq_len, swa_window_size, verify_capacity, tile)
     return Config(
         BS=padded,
         WINDOWED=swa_window_size > 0,
@@ -934,6 +948,6 @@ def configure(
         TILE=tile,
         UNITS=units,
         WRITERS=max(1, padded // (32 * warps)),
-        programs=max(1, min(programs, triton.cdiv(most_units, units))),
+        programs=max(1, min(programs, triton.cdiv(total, units))),
         num_warps=warps,
     )
