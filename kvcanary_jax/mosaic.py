@@ -31,12 +31,15 @@ from jaxlib.mlir.dialects import arith, llvm, vector
 from shared_ref.batch import max_seq_len
 from shared_ref.constants import FAULT_KINDS, FAULT_POSITION_BITS, NO_SLOT, NO_TOKEN, PADDING_ROW
 from shared_ref.schema import COLUMNS, OPTIONAL_OUTPUTS, PLAN_INPUTS, PLAN_OUTPUTS
-from shared_ref.tiling import LARGE_BATCH, most_units, positions_of_a_unit
+from shared_ref.tiling import most_units, positions_of_a_unit
 
 from . import xla
 
 WARPGROUP = 128
 """Threads of a program: a vector's length is a multiple of it."""
+
+LARGE_BATCH = 512
+"""Requests above which programs walk from unit to unit."""
 
 Find = Callable[[Any], tuple[Any, ...]]
 """Of a unit: its request, the request's first unit and first entry."""
@@ -54,7 +57,7 @@ def plan(arguments: xla.Arguments) -> xla.Outputs:
     if arguments["req_to_verify_expected_tokens"] is None:
         inputs.pop("req_to_verify_expected_tokens_valid_lens", None)
     bs = arguments["req_pool_indices"].shape[0]
-    tile = positions_of_a_unit(bs, arguments["swa_window_size"], arguments["verify_capacity"])
+    tile = positions_of_a_unit(bs > LARGE_BATCH, arguments["swa_window_size"], arguments["verify_capacity"])
     if any(0 in array.shape for array in (*former.values(), *inputs.values())):
         return xla.plan(arguments)  # nothing to point a kernel at, and next to nothing to do
     if max_seq_len(arguments) >= 2**31 - tile:

@@ -32,10 +32,13 @@ import triton
 import triton.language as tl
 
 from shared_ref.constants import FAULT_KINDS, FAULT_POSITION_BITS, NO_SLOT, NO_TOKEN
-from shared_ref.tiling import LARGE_BATCH, most_units, positions_of_a_unit
+from shared_ref.tiling import most_units, positions_of_a_request, positions_of_a_unit
 
-CHUNK = tl.constexpr(64)
-"""Requests that a warp sums, and scans, without help from other warps."""
+LARGE_BATCH = 1024
+"""Requests above which looking one unit after the other up in the whole batch takes too long."""
+
+CHUNK = tl.constexpr(16)
+"""Requests that are summed, and walked through, at a time in a large batch."""
 
 # Of globals, a kernel sees constexprs alone.
 _NO_SLOT = tl.constexpr(NO_SLOT)
@@ -125,7 +128,7 @@ def _sum_max4(s0, a0, b0, c0, d0, s1, a1, b1, c1, d1):
 
 @triton.jit
 def _is_active(row, max_reqs, PADDING_ROW: tl.constexpr):
-    active = (row >= 0) & (row < max_reqs)
+    active = row.to(tl.uint64) < max_reqs.to(tl.uint64)  # a negative row is large
     if PADDING_ROW is not None:
         active = active & (row != PADDING_ROW)
     return active
@@ -515,7 +518,7 @@ def _entries_of_small_batch(
     request = tl.arange(0, BS)
     row = _load_int64(batch.rows + request, request < batch.bs)
     prefix_len = _load_int64(batch.prefix_lens + request, request < batch.bs)
-    count = _verify_counts(row, prefix_len, batch, WINDOWED, PADDING_ROW)
+    count = _verify_counts(row, prefix_len, batch, WINDOWED, PADDING_ROW).to(INDEX)
     last_entries, last_units = _scan(count, TILE)
     unit = program
     ended = last_units <= unit
@@ -572,7 +575,7 @@ def _walk(
     while unit < stop:
         near_row = _load_int64(batch.rows + near + in_chunk, near + in_chunk < batch.bs)
         near_len = _load_int64(batch.prefix_lens + near + in_chunk, near + in_chunk < batch.bs)
-        near_count = _verify_counts(near_row, near_len, batch, WINDOWED, PADDING_ROW)
+        near_count = _verify_counts(near_row, near_len, batch, WINDOWED, PADDING_ROW).to(INDEX)
         near_entries, near_units = _scan(near_count, TILE)
         units_here, entries_here = tl.reduce((near_units, near_entries), 0, _max2)
         first = unit - first_unit
@@ -632,7 +635,7 @@ def _entries_of_large_batch(
     request = chunk[:, None] * CHUNK + in_chunk[None, :]
     row = _load_int64(batch.rows + request, request < batch.bs)
     prefix_len = _load_int64(batch.prefix_lens + request, request < batch.bs)
-    count = _verify_counts(row, prefix_len, batch, WINDOWED, PADDING_ROW)
+    count = _verify_counts(row, prefix_len, batch, WINDOWED, PADDING_ROW).to(INDEX)
     counts, units = tl.reduce((count, _units(count, TILE)), 1, _add2)
     total, n_units = tl.reduce((counts, units), 0, _add2)
     n_units = tl.where(total <= verify_capacity, n_units, 0)
@@ -912,6 +915,7 @@ class Config(NamedTuple):
     PAGE: int
     PADDING_ROW: int | None
     INDEX: tl.dtype
+    """Of positions, and of the batch's number of entries."""
     TILE: int
     UNITS: int
     WRITERS: int
@@ -931,23 +935,25 @@ def configure(
     padding_row: int | None = 0,
 ) -> Config:
     """The launch of a batch on a GPU (shared_ref/tiling.py)."""
-    padded = triton.next_power_of_2(max(bs, 1))
-    tile = positions_of_a_unit(bs, swa_window_size, verify_capacity)
-    if bs > LARGE_BATCH:
-        units, warps, programs = 8, 16, multiprocessors
+    large = bs > LARGE_BATCH
+    tile = positions_of_a_unit(large, swa_window_size, verify_capacity)
+    if large:
+        units, warps, programs, requests_of_a_writer = 4, 8, multiprocessors * 2, 512
     else:
-        units, warps, programs = 1, 4, multiprocessors * (4 if tile == 512 else 8)
+        units, warps, programs, requests_of_a_writer = 1, 4, multiprocessors * (4 if tile == 512 else 8), 128
+    padded = triton.next_power_of_2(max(bs, 1))
     total = most_units(bs, max_seq_len, swa_window_size, verify_capacity, tile)
+    # Positions of a last tile may pass the table's end before they are masked.
+    fits = max(max_seq_len + tile, bs * positions_of_a_request(max_seq_len, swa_window_size)) < 2**31
     return Config(
         BS=padded,
         WINDOWED=swa_window_size > 0,
         PAGE=page_size,
         PADDING_ROW=padding_row,
-        # Positions of a last tile may pass the table's end before they are masked.
-        INDEX=tl.int32 if max_seq_len < 2**31 - tile else tl.int64,
+        INDEX=tl.int32 if fits else tl.int64,
         TILE=tile,
         UNITS=units,
-        WRITERS=max(1, padded // (32 * warps)),
+        WRITERS=max(1, padded // requests_of_a_writer),
         programs=max(1, min(programs, triton.cdiv(total, units))),
         num_warps=warps,
     )

@@ -28,7 +28,7 @@ from shared_ref.reference import launch_plan_entries_kernel_reference, launch_pl
 from shared_ref.schema import COLUMNS, LAUNCH_ENTRIES, LAUNCH_OFFSETS, Launcher
 from shared_ref.validation import plan_arguments
 
-CHUNK = 64
+CHUNK = 16
 """Requests that `_entries_of_large_batch` walks at a time; it takes batches padded to at least as many."""
 
 SCRATCH_LEN = 4100
@@ -220,12 +220,15 @@ def _values(inputs: Any, cut: Cut) -> dict[str, Any]:
     import triton
     import triton.language as tl
 
+    from kvcanary_torch.kernels import configure
+
     table, tokens = _spread(inputs.req_to_token, cut.gap), inputs.req_to_verify_expected_tokens
     mapping, bs = inputs.full_to_swa_index_mapping, len(inputs.req_pool_indices)
     valid_lens = inputs.req_to_verify_expected_tokens_valid_lens
     if tokens is not None and cut.gap:
         tokens = _spread(tokens, cut.gap + 1)
     max_seq_len = table.shape[1] * inputs.page_size
+    narrowest = configure(bs, max_seq_len, inputs.swa_window_size, inputs.verify_capacity, 1).INDEX
     return {
         "verify_total_out": None,
         "faults_out": None,
@@ -251,7 +254,7 @@ def _values(inputs: Any, cut: Cut) -> dict[str, Any]:
         "WINDOWED": inputs.swa_window_size > 0,
         "PAGE": inputs.page_size,
         "PADDING_ROW": 0,
-        "INDEX": getattr(tl, cut.index if max_seq_len < 2**31 - cut.tile else "int64"),
+        "INDEX": tl.int64 if cut.index == "int64" else narrowest,
         "TILE": cut.tile,
         "UNITS": cut.units,
         "WRITERS": cut.writers,

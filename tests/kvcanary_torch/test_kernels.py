@@ -186,17 +186,28 @@ def test_configure_compiles_at_most_thirteen_times_for_all_batches(sizes: dict[s
     assert len({config._replace(programs=0) for config in configs}) <= 13
 
 
-@pytest.mark.parametrize("bs", [1, 512, 4096])
-@pytest.mark.parametrize("window", [0, 100])
-def test_configure_counts_positions_in_int64_where_a_tile_could_pass_int32(bs: int, window: int) -> None:
-    def config(max_seq_len: int) -> Any:
-        return kernels.configure(bs, max_seq_len, window, 2**20, MULTIPROCESSORS)
+def index(bs: int, max_seq_len: int, window: int) -> Any:
+    return kernels.configure(bs, max_seq_len, window, 2**20, MULTIPROCESSORS).INDEX
 
-    tile = config(2**31).TILE
-    assert config(2**31 - tile - 1).INDEX is tl.int32
-    assert config(2**31 - tile).INDEX is tl.int64
-    assert config(2**31 + 64).INDEX is tl.int64
-    assert config(2**40).INDEX is tl.int64
+
+@pytest.mark.parametrize("bs", [0, 1, 512, 4096])
+@pytest.mark.parametrize("window", [0, 100])
+def test_configure_counts_in_int64_where_a_tile_could_pass_int32(bs: int, window: int) -> None:
+    few = min(bs, 1) if window == 0 else bs
+    tile = kernels.configure(few, 2**31, window, 2**20, MULTIPROCESSORS).TILE
+    assert index(few, 2**31 - tile - 1, window) is tl.int32
+    assert index(few, 2**31 - tile, window) is tl.int64
+    assert index(few, 2**31 + 64, window) is tl.int64
+    assert index(bs, 2**40, window) is tl.int64
+
+
+@pytest.mark.parametrize("bs", [16, 512, 4096])
+def test_configure_counts_in_int64_where_a_batch_could_pass_int32(bs: int) -> None:
+    width = 2**31 // bs
+    assert index(bs, width - 1, 0) is tl.int32
+    assert index(bs, width, 0) is tl.int64
+    assert index(bs, 2**31 - 10_000, width - 1) is tl.int32
+    assert index(bs, 2**31 - 10_000, width) is tl.int64
 
 
 @kernel
