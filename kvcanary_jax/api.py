@@ -25,7 +25,7 @@ from shared_ref.schema import (
     VerifyPlanFields,
     WritePlanFields,
 )
-from shared_ref.validation import ArrayInfo, Framework, check, fail, faults_buffer, plan_arguments
+from shared_ref.validation import ArrayInfo, Framework, check, fail, faults_buffer, plan_arguments, used
 
 from .implementations import IMPLEMENTATIONS, resolve
 from .plans import Faults, VerifyPlan, WritePlan
@@ -52,7 +52,8 @@ def _device(array: Any) -> jax.Device | None:
 def _platform(array: Any) -> str:
     """Where the work will run; while tracing, JAX's default."""
     if isinstance(array, jax.core.Tracer):
-        return jax.default_backend()
+        default = jax.config.jax_default_device  # type: ignore[attr-defined]
+        return jax.default_backend() if default is None else getattr(default, "platform", default)
     return next(iter(array.sharding.device_set)).platform
 
 
@@ -88,9 +89,11 @@ def _launch(
 ) -> dict[str, jax.Array] | None:
     """The outputs by argument name, or None where they are Refs and have been written."""
     integers = check(launcher, JAX, arguments)
-    tensors = {t.name: arguments[t.name] for t in launcher.tensors}
-    outputs = {t.name: tensors.pop(t.name) for t in launcher.tensors if t.output}
-    outputs = {name: array for name, array in outputs.items() if array is not None}
+    present = used(launcher, arguments)
+    outputs = {t.name: arguments[t.name] for t in launcher.tensors if t.output and t.name in present}
+    tensors = {
+        t.name: arguments[t.name] if t.name in present else None for t in launcher.tensors if not t.output
+    }
     refs = [name for name, array in outputs.items() if isinstance(array, jax.Ref)]
     if refs and len(refs) < len(outputs):
         fail(f"outputs must be all jax.Array or all jax.Ref, got both: {', '.join(refs)} are jax.Ref")
@@ -335,7 +338,8 @@ def plan(
             if isinstance(arguments[name], np.ndarray):
                 arguments[name] = _from_numpy(name, arguments[name], beside)
         integers = check(PLAN, JAX, arguments)
-        inputs = {name: arguments[name] for name in PLAN_INPUTS}
+        present = used(PLAN, arguments)
+        inputs = {name: arguments[name] if name in present else None for name in PLAN_INPUTS}
         extras = {name: arguments[name] for name in OPTIONAL_OUTPUTS if arguments[name] is not None}
         _refuse_refs(inputs | extras)
         platform = _platform(arguments["req_pool_indices"])
@@ -362,7 +366,8 @@ def _sharding(array: Any) -> jax.sharding.Sharding | None:
 
 def _from_numpy(name: str, array: np.ndarray, beside: jax.sharding.Sharding | None) -> jax.Array:
     try:
-        return jnp.asarray(array, device=beside)
+        # Of a copy: on a CPU JAX works on the memory it is given, and a server goes on writing to its table.
+        return jnp.asarray(array.copy(), device=beside)
     except TypeError:  # a dtype that JAX does not have
         expected = next(t.dtype for t in PLAN.tensors if t.name == name)
         fail(f"{name} must have dtype {expected}, got {array.dtype}")

@@ -13,7 +13,7 @@ import jax
 
 from shared_ref.validation import fail
 
-from . import xla
+from . import gpu, xla
 
 Compute = Callable[[xla.Arguments], xla.Outputs]
 
@@ -69,15 +69,7 @@ def _triton_unavailable(platform: str) -> str | None:
 def _needs_gpu(platform: str, capability: tuple[int, int], called: str) -> str | None:
     if platform not in ("gpu", "cuda"):
         return f"it needs a CUDA GPU ({called} or newer), and the arrays are on {platform}"
-    try:
-        found = jax.devices("cuda")[0].compute_capability
-    except RuntimeError:
-        return "JAX sees no CUDA GPU: pip install 'kvcanary[cuda12]' or 'kvcanary[cuda13]'"
-    if tuple(map(int, found.split("."))) < capability:
-        return (
-            f"it needs {called} or newer, compute capability {'.'.join(map(str, capability))}; found {found}"
-        )
-    return None
+    return gpu.unfit(capability, called)
 
 
 @functools.cache
@@ -129,7 +121,7 @@ def resolve(
                 "because Pallas writes no Ref whose value varies over a mesh axis"
             )
         elif getattr(IMPLEMENTATIONS[name], kind) is None:
-            reasons.append(f"{name!r} has no staged launchers")
+            reasons.append(f"{name!r} cannot run here: it has no staged launchers")
         elif (reason := IMPLEMENTATIONS[name].unavailable(platform)) is not None:
             reasons.append(f"{name!r} cannot run here: {reason}")
         else:

@@ -34,6 +34,7 @@ from shared_ref.schema import COLUMNS, OPTIONAL_OUTPUTS, PLAN_INPUTS, PLAN_OUTPU
 from shared_ref.tiling import most_units, positions_of_a_unit
 
 from . import xla
+from .gpu import multiprocessors
 
 WARPGROUP = 128
 """Threads of a program: a vector's length is a multiple of it."""
@@ -54,8 +55,6 @@ def plan(arguments: xla.Arguments) -> xla.Outputs:
     outputs = (*PLAN_OUTPUTS, *(name for name in OPTIONAL_OUTPUTS if arguments[name] is not None))
     former = {name: arguments[name] for name in outputs}
     inputs = {name: arguments[name] for name in PLAN_INPUTS if arguments[name] is not None}
-    if arguments["req_to_verify_expected_tokens"] is None:
-        inputs.pop("req_to_verify_expected_tokens_valid_lens", None)
     bs = arguments["req_pool_indices"].shape[0]
     tile = positions_of_a_unit(bs > LARGE_BATCH, arguments["swa_window_size"], arguments["verify_capacity"])
     if any(0 in array.shape for array in (*former.values(), *inputs.values())):
@@ -106,9 +105,10 @@ def _programs(arguments: xla.Arguments, tile: int) -> int:
     """Programs that share the entries: enough to fill the device, and no more than there can be units."""
     bs = arguments["req_pool_indices"].shape[0]
     window, capacity = arguments["swa_window_size"], arguments["verify_capacity"]
-    multiprocessors = getattr(jax.devices()[0], "core_count", 132)
     each = 4 if tile == 512 or bs > LARGE_BATCH else 8
-    return max(1, min(multiprocessors * each, most_units(bs, max_seq_len(arguments), window, capacity, tile)))
+    return max(
+        1, min(multiprocessors() * each, most_units(bs, max_seq_len(arguments), window, capacity, tile))
+    )
 
 
 class _Program:

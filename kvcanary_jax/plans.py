@@ -12,19 +12,26 @@ import numpy as np
 
 from shared_ref.constants import NO_PLACE
 from shared_ref.schema import FaultsFields, Plan, VerifyPlanFields, WritePlanFields
+from shared_ref.validation import check_capacity
 
 
 def _buffers(plan: type[Plan], capacity: int, device: Any) -> dict[str, jax.Array]:
-    plan.check_capacity(capacity)
+    capacity = check_capacity(plan, capacity)
     with jax.enable_x64(True):
         return {f.name: jnp.zeros(f.length.of(capacity), f.dtype, device=device) for f in plan.fields()}
 
 
 class _Pickled:
-    """Pickled as numpy arrays, which come back inside the scope: a JAX array alone comes back as int32."""
+    """Pickled as numpy arrays, which come back inside the scope: a JAX array alone comes back as int32.
+
+    They come back on JAX's default device.
+    """
 
     def __reduce__(self) -> tuple[Any, ...]:
         return _restored, (type(self), {name: np.asarray(array) for name, array in vars(self).items()})
+
+    def __copy__(self) -> Any:
+        return type(self)(**vars(self))
 
     def __deepcopy__(self, memo: dict[int, Any]) -> Any:
         return type(self)(**{name: copy.deepcopy(array, memo) for name, array in vars(self).items()})

@@ -19,6 +19,7 @@ from shared_ref.batch import max_seq_len
 from shared_ref.constants import PADDING_ROW
 from shared_ref.schema import OPTIONAL_OUTPUTS, PLAN_OUTPUTS
 
+from .gpu import multiprocessors
 from .xla import Arguments, Outputs
 
 
@@ -228,7 +229,7 @@ def plan(arguments: Arguments) -> Outputs:
         max_seq_len(arguments),
         window,
         capacity,
-        getattr(jax.devices()[0], "core_count", 132),
+        multiprocessors(),
         arguments["page_size"],
         arguments.get("padding_row", PADDING_ROW),
     )

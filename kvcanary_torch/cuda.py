@@ -11,6 +11,7 @@ import torch
 from shared_ref.batch import Arguments, max_seq_len
 from shared_ref.constants import PADDING_ROW
 from shared_ref.schema import COLUMNS, LAUNCH_ENTRIES, LAUNCH_OFFSETS, LAUNCH_PLAN, PLAN_INTO, Launcher
+from shared_ref.validation import used
 
 from .kernels import Config, configure, entries_kernel, offsets_kernel, plan_kernel
 
@@ -40,11 +41,9 @@ def recipe(launcher: Launcher, a: Arguments) -> Callable[[Arguments], None]:
     )
     grid = (_programs(launcher, config), 1, 1)
     known = sizes | config._asdict()
-    absent = {name for name in kernel.arg_names if name not in known and a[name] is None}
-    if "req_to_verify_expected_tokens" in absent:
-        absent.add("req_to_verify_expected_tokens_valid_lens")  # then ignored
+    present = used(launcher, a)
     # Every kernel takes its pointers first.
-    pointers = [None if name in absent else name for name in kernel.arg_names if name not in known]
+    pointers = [name if name in present else None for name in kernel.arg_names if name not in known]
     rest = [known[name] for name in kernel.arg_names if name in known]
     # Those of other stacks may be int32 instead.
     dtypes = [name and a[name].dtype for name in pointers]

@@ -9,7 +9,7 @@ import torch
 
 from shared_ref import reference
 from shared_ref.schema import LAUNCH_ENTRIES, LAUNCH_OFFSETS, LAUNCH_PLAN, PLAN_INTO, Launcher
-from shared_ref.validation import ArrayInfo, Framework, check, check_integers, fail
+from shared_ref.validation import ArrayInfo, Framework, check, check_integers, fail, used
 
 
 def _describe(tensor: Any) -> ArrayInfo:
@@ -62,7 +62,7 @@ def _recipe(launcher: Launcher, arguments: dict[str, Any]) -> Callable[[dict[str
 
         return recipe(launcher, arguments)
     if device.type == "cpu":
-        present = [name for name in launcher.tensor_names if arguments[name] is not None]
+        present = used(launcher, arguments)
         integers = {name: arguments[name] for name in launcher.integer_names}
         fill = _ON_CPU[launcher]
         return lambda a: fill(a | integers | {name: a[name].numpy() for name in present})

@@ -6,10 +6,11 @@ import torch
 
 from shared_ref.constants import NO_PLACE
 from shared_ref.schema import FaultsFields, Field, Plan, VerifyPlanFields, WritePlanFields
+from shared_ref.validation import check_capacity
 
 
 def _buffers(plan: type[Plan], capacity: int, device: torch.device | str | None) -> dict[str, torch.Tensor]:
-    plan.check_capacity(capacity)
+    capacity = check_capacity(plan, capacity)
     return {
         f.name: torch.empty(f.length.of(capacity), dtype=getattr(torch, f.dtype), device=device)
         for f in plan.fields()

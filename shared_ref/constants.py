@@ -18,9 +18,6 @@ NO_SLOT = -1
 NO_TOKEN = -1
 """Expected token that means "do not check"."""
 
-MOST_POSITIONS = 2**48
-"""Most positions that a row of `req_to_token` may have: a fault's place holds 48 bits of one."""
-
 FAULT_KINDS = (
     "row_outside",
     "prefix_negative",
@@ -35,6 +32,9 @@ FAULT_KINDS = (
 
 FAULT_POSITION_BITS = 48
 """A fault's place is `request << 48 | position`."""
+
+MOST_POSITIONS = 2**FAULT_POSITION_BITS
+"""Most positions that a row of `req_to_token` may have."""
 
 NO_PLACE = -1
 """Place of a kind that was not found: as unsigned, greater than any other."""

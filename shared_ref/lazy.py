@@ -21,7 +21,9 @@ def exports(
             raise AttributeError(f"module {package!r} has no attribute {name!r}")
         try:
             importlib.import_module(framework)
-        except ImportError as error:
+        except ModuleNotFoundError as error:
+            if error.name != framework:
+                raise  # it is installed, and broken
             raise ImportError(
                 f"{package}.{name} needs {framework}, which is not installed: pip install 'kvcanary[{extra}]'"
             ) from error

@@ -6,10 +6,11 @@ import numpy as np
 
 from .constants import NO_PLACE
 from .schema import FaultsFields, Plan, VerifyPlanFields, WritePlanFields
+from .validation import check_capacity
 
 
 def _buffers(plan: type[Plan], capacity: int) -> dict[str, np.ndarray]:
-    plan.check_capacity(capacity)
+    capacity = check_capacity(plan, capacity)
     return {f.name: np.empty(f.length.of(capacity), f.dtype) for f in plan.fields()}
 
 

@@ -59,13 +59,6 @@ class Plan:
         """Bytes that a plan of this capacity (entries or requests) occupies."""
         return sum(ITEM_BYTES[f.dtype] * f.length.of(capacity) for f in cls.fields())
 
-    @classmethod
-    def check_capacity(cls, capacity: int) -> None:
-        """Raise ValueError for a capacity below 1 (section 3)."""
-        if capacity < 1:
-            name = "VerifyPlan" if issubclass(cls, VerifyPlanFields) else "WritePlan"
-            raise ValueError(f"kv-canary: {name} {cls.CAPACITY} must be positive, got {capacity}")
-
 
 @dataclasses.dataclass(frozen=True, kw_only=True, eq=False)
 class VerifyPlanFields(Plan, Generic[Array]):

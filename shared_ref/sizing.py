@@ -5,11 +5,9 @@ from __future__ import annotations
 from collections.abc import Iterable
 from typing import NamedTuple
 
-import numpy as np
-
 from .constants import PLAN_BS_BLOCK_SIZE
 from .plan import VerifyPlan, WritePlan
-from .validation import fail
+from .validation import fail, python_int
 
 MOST_ENTRIES = 2**31 - 1
 """Longest verify columns: a launcher takes int32."""
@@ -94,10 +92,9 @@ def suggest_capacities(
 
 
 def _number(name: str, value: object, least: int | None = None, most: int | None = None) -> int:
-    if isinstance(value, bool) or not isinstance(value, int | np.integer):
-        fail(f"{name} must be an int, got {type(value).__name__}")
-    if most is not None and value > most:
-        fail(f"{name} must be at most {most}, got {value}")
-    if least is not None and value < least:
-        fail(f"{name} must be {'positive' if least else 'non-negative'}, got {value}")
-    return int(value)
+    n = python_int(name, value)
+    if most is not None and n > most:
+        fail(f"{name} must be at most {most}, got {n}")
+    if least is not None and n < least:
+        fail(f"{name} must be {'positive' if least else 'non-negative'}, got {n}")
+    return n

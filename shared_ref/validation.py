@@ -23,6 +23,7 @@ from .schema import (
     PLAN_INTO,
     Integer,
     Launcher,
+    Plan,
     Tensor,
     VerifyPlanFields,
     WritePlanFields,
@@ -89,6 +90,15 @@ def faults_buffer(faults_out: Any) -> Any:
     return faults_out if buffer is None else buffer
 
 
+def used(launcher: Launcher, arguments: Mapping[str, Any]) -> list[str]:
+    """The tensors that a call has, by name: valid lengths without their table are ignored (section 2)."""
+    names = [name for name in launcher.tensor_names if arguments[name] is not None]
+    return [name for name in names if name != _VALID_LENS or arguments[_TOKENS] is not None]
+
+
+_TOKENS, _VALID_LENS = "req_to_verify_expected_tokens", "req_to_verify_expected_tokens_valid_lens"
+
+
 def check(launcher: Launcher, framework: Framework, arguments: Mapping[str, Any]) -> Checked:
     """Raise ValueError for the first broken rule; else return the call's integers, as Python ints.
 
@@ -120,6 +130,23 @@ def check_integers(launcher: Launcher, arguments: Mapping[str, Any]) -> dict[str
     return {i.name: _integer(i, arguments[i.name]) for i in launcher.integers}
 
 
+def check_capacities(integers: Mapping[str, Any]) -> None:
+    """Raise for plans that cannot be made, however the rest of the call is."""
+    for name in _CAPACITIES:
+        if integers[name] < 0:
+            fail(_negative(name, integers[name]))
+
+
+def check_capacity(plan: type[Plan], capacity: object) -> int:
+    """The capacity of a plan to allocate, as a Python int; ValueError for none that it can have."""
+    n = _integer(Integer(plan.CAPACITY), capacity)
+    assert n is not None
+    if n < 1:
+        name = "VerifyPlan" if issubclass(plan, VerifyPlanFields) else "WritePlan"
+        fail(f"{name} {plan.CAPACITY} must be positive, got {n}")
+    return n
+
+
 def _check(launcher: Launcher, framework: Framework, arrays: list, integers: list) -> Checked:
     for tensor, array in zip(launcher.tensors, arrays, strict=True):
         if not (isinstance(array, framework.array_type) or (array is None and tensor.optional)):
@@ -135,10 +162,16 @@ def _check(launcher: Launcher, framework: Framework, arrays: list, integers: lis
 def _integer(integer: Integer, value: object) -> int | None:
     if value is None and integer.optional:
         return None
+    n = python_int(integer.name, value)
+    if not -(2**31) <= n < 2**31:
+        fail(f"{integer.name} must fit int32, got {n}")
+    return n
+
+
+def python_int(name: str, value: object) -> int:
+    """An integer of any size, Python's or numpy's; ValueError for anything else, a bool too."""
     if isinstance(value, bool) or not isinstance(value, int | np.integer):
-        fail(f"{integer.name} must be an int, got {type(value).__name__}")
-    if not -(2**31) <= value < 2**31:
-        fail(f"{integer.name} must fit int32, got {value}")
+        fail(f"{name} must be an int, got {type(value).__name__}")
     return int(value)
 
 
@@ -154,8 +187,8 @@ class _Call:
             if array is not None
         }
         self.given = {i.name: value for i, value in zip(launcher.integers, integers, strict=True)}
-        if "req_to_verify_expected_tokens" not in self.infos:  # then ignored, whatever it is
-            self.infos.pop("req_to_verify_expected_tokens_valid_lens", None)
+        if _TOKENS not in self.infos:
+            self.infos.pop(_VALID_LENS, None)
 
     def tensors(self, launcher: Launcher) -> list[tuple[Tensor, ArrayInfo]]:
         """The arguments of a launcher that this call has, in its order."""
@@ -211,7 +244,7 @@ def _offsets_rules(call: _Call) -> _Messages:
     yield from _dtypes(tensors, call.framework)
     yield from _batch_size(call, "offsets")
     yield from _positive(call, "write_offsets_len")
-    yield from _non_negative(call, "write_req_capacity", "verify_capacity")
+    yield from _non_negative(call, *_CAPACITIES)
     yield from _positive(call, "req_to_token_stride0")
     yield from _positive(call, "page_size")
     yield from _mapping_length(call)
@@ -232,9 +265,8 @@ def _offsets_rules(call: _Call) -> _Messages:
 
 
 def _entries_rules(call: _Call) -> _Messages:
-    table, valid_lens = "req_to_verify_expected_tokens", "req_to_verify_expected_tokens_valid_lens"
-    if table in call.infos and valid_lens not in call.infos:
-        yield f"{LAUNCH_ENTRIES.name} requires {valid_lens} when {table} is set"
+    if _TOKENS in call.infos and _VALID_LENS not in call.infos:
+        yield f"{LAUNCH_ENTRIES.name} requires {_VALID_LENS} when {_TOKENS} is set"
     tensors = call.tensors(LAUNCH_ENTRIES)
     yield from _contiguity(tensors)
     yield from _dtypes(tensors, call.framework)
@@ -258,7 +290,14 @@ def _non_negative(call: _Call, *names: str) -> _Messages:
     for name in names:
         n = call.quantity(name)
         if n is not None and n < 0:
-            yield f"{name} must be non-negative, got {n}"
+            yield _negative(name, n)
+
+
+_CAPACITIES = ("write_req_capacity", "verify_capacity")
+
+
+def _negative(name: str, n: float) -> str:
+    return f"{name} must be non-negative, got {n}"
 
 
 _RULES: dict[Launcher, Callable[[_Call], _Messages]] = {

@@ -151,6 +151,7 @@ class _Explanation:
 
     def __init__(self, case: Case, *, enable: bool) -> None:
         self.arguments = case.inputs.keywords()
+        self.page_size = case.inputs.page_size
         self.batch = requests(self.arguments)
         self.enable = enable
         self.ends = np.cumsum([r.verify_count for r in self.batch], dtype=np.int64)
@@ -185,7 +186,7 @@ class _Explanation:
         return _Place(rules[argument](r, position), r, position)
 
     def _slot_rule(self, r: Request, p: int) -> str:
-        return self._cell_rule(r, p) or "section 4, verify entries: slot is translate(req_to_token[row, p])"
+        return self._cell_rule(r, p) or f"section 4, verify entries: slot is {self._translated('p')}"
 
     def _prev_slot_rule(self, r: Request, p: int) -> str:
         if p == 0:
@@ -193,10 +194,10 @@ class _Explanation:
         if p == r.start:
             return (
                 "section 4, verify entries: prev slot is the real predecessor, "
-                "translate(req_to_token[row, p - 1]), also at the start of a window"
+                f"{self._translated('p - 1')}, also at the start of a window"
             )
         return self._cell_rule(r, p - 1) or (
-            "section 4, verify entries: prev slot is translate(req_to_token[row, p - 1])"
+            f"section 4, verify entries: prev slot is {self._translated('p - 1')}"
         )
 
     def _token_rule(self, r: Request, p: int) -> str:
@@ -214,6 +215,10 @@ class _Explanation:
             "section 4, verify entries: expected token is req_to_verify_expected_tokens"
             "[row, p + kv_token_id_vs_position_offset]"
         )
+
+    def _translated(self, position: str) -> str:
+        cell = "req_to_token[row, {}]" if self.page_size == 1 else "cell(row, {})"
+        return f"translate({cell.format(position)})"
 
     def _cell_rule(self, r: Request, p: int) -> str | None:
         """The rule for the slot of a cell that is special."""
@@ -259,7 +264,7 @@ class _Explanation:
         if r.prefix_len > r.end:
             return "section 5: positions past req_to_token do not exist, the seed is that of its last column"
         return self._cell_rule(r, r.end - 1) or (
-            "section 4, write rows: the seed is translate(req_to_token[row, end - 1])"
+            f"section 4, write rows: the seed is {self._translated('end - 1')}"
         )
 
 

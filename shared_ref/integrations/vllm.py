@@ -63,8 +63,9 @@ def _block_table(metadata: Any, bs: int) -> Any:
             fail(f"block_table_tensor must have a row for each of the {bs} requests, got {table.shape[0]}")
         return table
     flat = metadata.block_tables
-    if bs == 0 or flat.shape[0] % bs != 0:
+    blocks = flat.shape[0] // max(bs, 1)
+    if blocks * bs != flat.shape[0]:
         fail(
             f"block_tables must have as many blocks for each of the {bs} requests, got {flat.shape[0]} in all"
         )
-    return flat.reshape(bs, flat.shape[0] // bs)
+    return flat.reshape(bs, blocks)

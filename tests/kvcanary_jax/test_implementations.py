@@ -149,7 +149,9 @@ def test_staged_launchers_refuse_an_unknown_name(launcher: Launcher) -> None:
 @staged
 def test_staged_launchers_run_on_the_first_that_has_them(launcher: Launcher) -> None:
     arguments = staged_arguments(small_case()) | switched(1)
-    with pytest.raises(ValueError, match=r"^kv-canary: implementation 'mosaic' has no staged launchers$"):
+    with pytest.raises(
+        ValueError, match=r"^kv-canary: implementation 'mosaic' cannot run here: it has no staged launchers$"
+    ):
         call_staged(launcher, arguments, implementation="mosaic")
     outputs = call_staged(launcher, arguments, implementation=("mosaic", "xla"))
     assert outputs[0].tolist()[:4] == ([0, 3, 3, 5] if launcher is LAUNCH_OFFSETS else [20, 21, 22, 10])

@@ -61,14 +61,13 @@ def plan(version: str, case: Case) -> tuple[dict[str, np.ndarray], list[str]]:
     sys.modules["jax_triton"] = stand_in
     import kvcanary_jax.triton as implementation
 
-    devices = [types.SimpleNamespace(core_count=MULTIPROCESSORS)]
     optional: dict[str, Any] = {"page_size": 1, "verify_total_out": None, "faults_out": None}
     arguments = optional | jax_inputs(case) | plan_arguments(*jax_plans(case.before))
     arguments |= {name: on_device(array) for name, array in case.before.extras.items()}
     before = {k: np.array(v) for k, v in arguments.items() if isinstance(v, jax.Array)}
     with (
         mock.patch.object(implementation, "jax_triton", stand_in),
-        mock.patch.object(jax, "devices", return_value=devices),
+        mock.patch.object(implementation, "multiprocessors", return_value=MULTIPROCESSORS),
         jax.enable_x64(True),
     ):
         outputs = implementation.plan(arguments)
