@@ -45,6 +45,8 @@ def _device(array: Any) -> jax.Device | None:
     """Where an array sits; None while tracing, or if it is spread over several devices."""
     if isinstance(array, jax.core.Tracer):
         return None
+    if isinstance(array, np.ndarray):
+        return None
     devices = array.sharding.device_set
     return next(iter(devices)) if len(devices) == 1 else None
 
@@ -80,6 +82,7 @@ def _truncation_hint(expected: str, got: str) -> str:
 
 
 JAX = Framework("jax.Array", (jax.Array, jax.Ref), _describe, _key, _truncation_hint)
+_JAX_OR_NUMPY = dataclasses.replace(JAX, array_type=(jax.Array, jax.Ref, np.ndarray))
 
 _KIND = {LAUNCH_PLAN: "plan", LAUNCH_OFFSETS: "offsets", LAUNCH_ENTRIES: "entries"}
 
@@ -336,8 +339,8 @@ def plan(
         beside = next(filter(None, (_sharding(arguments[name]) for name in PLAN_INPUTS)), None)
         for name in PLAN_INPUTS:
             if isinstance(arguments[name], np.ndarray):
-                arguments[name] = _from_numpy(name, arguments[name], beside)
-        integers = check(PLAN, JAX, arguments)
+                arguments[name] = _from_numpy(arguments[name], beside)
+        integers = check(PLAN, _JAX_OR_NUMPY, arguments)
         present = used(PLAN, arguments)
         inputs = {name: arguments[name] if name in present else None for name in PLAN_INPUTS}
         extras = {name: arguments[name] for name in OPTIONAL_OUTPUTS if arguments[name] is not None}
@@ -364,13 +367,12 @@ def _sharding(array: Any) -> jax.sharding.Sharding | None:
     return array.sharding
 
 
-def _from_numpy(name: str, array: np.ndarray, beside: jax.sharding.Sharding | None) -> jax.Array:
+def _from_numpy(array: np.ndarray, beside: jax.sharding.Sharding | None) -> Any:
     try:
         # Of a copy: on a CPU JAX works on the memory it is given, and a server goes on writing to its table.
         return jnp.asarray(array.copy(), device=beside)
-    except TypeError:  # a dtype that JAX does not have
-        expected = next(t.dtype for t in PLAN.tensors if t.name == name)
-        fail(f"{name} must have dtype {expected}, got {array.dtype}")
+    except TypeError:  # a dtype that JAX does not have, and the rules refuse
+        return array
 
 
 def _zeros(plan: type[PlanType], capacity: int) -> PlanType:

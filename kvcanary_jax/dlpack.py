@@ -149,6 +149,8 @@ def _exported(name: str, array: Any, importer: Callable[[Any], Any] | None, copy
     if isinstance(array, jax.Array):
         _check_exportable(name, array)
         array = jnp.array(array) if copy else array
+    elif copy:
+        array = _copied(array)
     return array if importer is None else importer(array)
 
 

@@ -12,7 +12,7 @@ import numpy as np
 
 from shared_ref.constants import NO_PLACE
 from shared_ref.schema import FaultsFields, Plan, VerifyPlanFields, WritePlanFields
-from shared_ref.validation import check_capacity
+from shared_ref.validation import check_capacity, fail
 
 
 def _buffers(plan: type[Plan], capacity: int, device: Any) -> dict[str, jax.Array]:
@@ -28,7 +28,10 @@ class _Pickled:
     """
 
     def __reduce__(self) -> tuple[Any, ...]:
-        return _restored, (type(self), {name: np.asarray(array) for name, array in vars(self).items()})
+        arrays = vars(self)
+        if any(isinstance(array, jax.Ref) for array in arrays.values()):
+            fail(f"a {type(self).__name__} of jax.Ref cannot be pickled: make one of what they hold")
+        return _restored, (type(self), {name: np.asarray(array) for name, array in arrays.items()})
 
     def __copy__(self) -> Any:
         return type(self)(**vars(self))

@@ -17,7 +17,7 @@ from shared_ref.schema import (
     VerifyPlanFields,
     WritePlanFields,
 )
-from shared_ref.validation import check, check_capacities, check_integers, fail, faults_buffer, plan_arguments
+from shared_ref.validation import check, check_capacities, check_types, fail, faults_buffer, plan_arguments
 
 from .launch import TORCH, launch
 from .plans import VerifyPlan, WritePlan, zeros
@@ -265,7 +265,7 @@ def plan(
 
 def _fresh(arguments: dict[str, Any]) -> tuple[VerifyPlan, WritePlan]:
     if torch.compiler.is_compiling():
-        check_capacities(check_integers(PLAN, arguments))
+        check_capacities(check_types(PLAN, TORCH, arguments))
     else:
         check(PLAN, TORCH, arguments)
     device = arguments["req_pool_indices"].device

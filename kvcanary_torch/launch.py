@@ -9,7 +9,7 @@ import torch
 
 from shared_ref import reference
 from shared_ref.schema import LAUNCH_ENTRIES, LAUNCH_OFFSETS, LAUNCH_PLAN, PLAN_INTO, Launcher
-from shared_ref.validation import ArrayInfo, Framework, check, check_integers, fail, used
+from shared_ref.validation import ArrayInfo, Framework, check, check_types, fail, used
 
 
 def _describe(tensor: Any) -> ArrayInfo:
@@ -39,8 +39,9 @@ _ON_CPU: Mapping[Launcher, Callable[[Mapping[str, Any]], None]] = {
 def launch(launcher: Launcher, arguments: dict[str, Any]) -> None:
     """Check a launcher's arguments, given by name, and run it where its tensors are."""
     if torch.compiler.is_compiling():
-        # The op checks what it is called with, but by then a bool is an int.
-        arguments = arguments | check_integers(launcher, arguments)
+        # The op checks what it is called with, but by then a bool is an int; and one that writes to nothing,
+        # as where a plan is none, is left out of the graph.
+        arguments = arguments | check_types(launcher, TORCH, arguments)
         _OPS[launcher](*[arguments[name] for name in (*launcher.tensor_names, *launcher.integer_names)])
     else:
         _launch(launcher, arguments)

@@ -33,6 +33,8 @@ class Backend:
     """Versions of what it runs on, for example `torch 2.11.0`."""
     unavailable: Callable[[], str | None] = lambda: None
     """Why it cannot run here and what would help, or None where it can. Cheap, and never raises."""
+    plain: bool = False
+    """Whether it knows neither pages nor optional outputs, and is judged without them."""
     note: str = ""
     """What a reader of its figures should know."""
 

@@ -7,9 +7,10 @@ from typing import Any
 
 import numpy as np
 
+from .arrays import as_numpy
 from .batch import Arguments, Request, cells, max_seq_len, requests
 from .constants import FAULT_KINDS, FAULT_POSITION_BITS, NO_PLACE
-from .schema import FaultsFields
+from .schema import PLAN, PLAN_INPUTS, FaultsFields
 from .validation import fail, faults_buffer
 
 _ROW, _PREFIX_SIGN, _EXTEND_SIGN, _PREFIX_END, _SLOT_END, _TOKEN, _SLOT_SIGN, _DUMMY = range(len(FAULT_KINDS))
@@ -142,7 +143,7 @@ def _words(kind: int, request: int, position: int | None, value: str, sizes: Map
         _SLOT_END: f"slot{value} is outside full_to_swa_index_mapping{slots}",
         _TOKEN: f"token position{value} is outside req_to_verify_expected_tokens{tokens}",
         _SLOT_SIGN: f"slot{value} is negative",
-        _DUMMY: f"slot{value} is reserved",
+        _DUMMY: f"slot{value} is of the dummy page",
     }
     return f"{at}: {what[kind]}"
 
@@ -155,18 +156,17 @@ def decode_faults(buffer: Any, inputs: Mapping[str, Any] | None = None) -> list[
 
     Args:
         buffer: int64 `[8, 2]`, or a `Faults`: numpy's, torch's, JAX's, or anything numpy can read.
-        inputs: the arguments of the launcher or of `plan` by name, as numpy arrays, for the values and sizes
-            in the texts. Those of another step than the one that had the first fault do no harm: its values
-            are left out.
+        inputs: the arguments of the launcher or of `plan` by name, arrays of any framework, for the values
+            and sizes in the texts. Those of another step than the one that had the first fault do no harm:
+            its values are left out.
 
     Raises:
-        ValueError: `buffer` has another shape or dtype.
+        ValueError: `buffer` has another shape or dtype, or `inputs` lacks an argument that is needed.
     """
-    held = faults_buffer(buffer)
-    array = np.asarray(held.cpu() if hasattr(held, "cpu") else held)
+    array = as_numpy(faults_buffer(buffer))
     if array.shape != FaultsFields.SHAPE or array.dtype != np.int64:
         fail(f"decode_faults takes int64 {list(FaultsFields.SHAPE)}, got {array.dtype} {list(array.shape)}")
-    arguments = None if inputs is None else _DEFAULTS | dict(inputs)
+    arguments = None if inputs is None else _arguments(inputs)
     lines = []
     for kind, (count, place) in enumerate(array.tolist()):
         if place == NO_PLACE or count == 0:
@@ -175,6 +175,24 @@ def decode_faults(buffer: Any, inputs: Mapping[str, Any] | None = None) -> list[
         request, position = divmod(place % 2**64, 2**FAULT_POSITION_BITS)
         lines.append(f"{_decoded(kind, request, position, arguments)}; {count} in all")
     return lines
+
+
+def _arguments(inputs: Mapping[str, Any]) -> dict[str, Any]:
+    arguments = _DEFAULTS | dict(inputs)
+    for name in PLAN_INPUTS:
+        if arguments.get(name) is not None:
+            arguments[name] = as_numpy(arguments[name])
+    tensors = [t for t in PLAN.tensors if t.name in PLAN_INPUTS]
+    needed = {t.name for t in tensors if not t.optional}
+    if arguments["req_to_verify_expected_tokens"] is not None:
+        needed.add("req_to_verify_expected_tokens_valid_lens")
+    if missing := [t.name for t in tensors if t.name in needed and arguments.get(t.name) is None]:
+        fail(f"decode_faults needs {', '.join(missing)} in inputs")
+    bs = len(arguments["req_pool_indices"])
+    for t in tensors:
+        if t.name in needed and t.length == "bs" and len(arguments[t.name]) != bs:
+            fail(f"{t.name} length must be {bs}, got {len(arguments[t.name])}")
+    return arguments
 
 
 _DEFAULTS = {

@@ -7,6 +7,8 @@ path of torch enters there too.
 
 from __future__ import annotations
 
+from typing import Any
+
 import numpy as np
 
 from .batch import Arguments, Request, cells, requests
@@ -18,6 +20,7 @@ from .schema import (
     LAUNCH_OFFSETS,
     LAUNCH_PLAN,
     FaultsFields,
+    Launcher,
     VerifyPlanFields,
     WritePlanFields,
 )
@@ -59,6 +62,12 @@ def fill_entries(arguments: Arguments) -> None:
     total = sum(r.verify_count for r in batch)
     if arguments["verify_enable"][0] != 0 and total <= len(arguments[COLUMNS[0]]):
         _entries(batch, arguments)
+
+
+def _plain(launcher: Launcher, arguments: Arguments) -> dict[str, Any]:
+    """Without subclasses of arrays, whose slices may have another shape."""
+    arrays = {name: arguments[name] for name in launcher.tensor_names}
+    return {**arguments, **{k: np.asarray(v) for k, v in arrays.items() if isinstance(v, np.ndarray)}}
 
 
 def _totals(batch: list[Request], arguments: Arguments) -> bool:
@@ -154,7 +163,7 @@ def launch_canary_plan_kernels_reference(
     arguments = locals()
     arguments |= plan_arguments(verify_plan_out, write_plan_out)
     arguments["faults_out"] = faults_buffer(faults_out)
-    arguments |= check(LAUNCH_PLAN, NUMPY, arguments)
+    arguments = _plain(LAUNCH_PLAN, arguments) | check(LAUNCH_PLAN, NUMPY, arguments)
     if strict and (fault := first_fault(arguments)) is not None:
         fail(fault)
     fill_plan(arguments)
@@ -199,7 +208,7 @@ def launch_plan_offsets_kernel_reference(
         ValueError: a rule of section 6 is broken; nothing is written then.
     """
     arguments = locals() | {"faults_out": faults_buffer(faults_out)}
-    fill_offsets(arguments | check(LAUNCH_OFFSETS, NUMPY, arguments))
+    fill_offsets(_plain(LAUNCH_OFFSETS, arguments) | check(LAUNCH_OFFSETS, NUMPY, arguments))
 
 
 def launch_plan_entries_kernel_reference(
@@ -235,4 +244,4 @@ def launch_plan_entries_kernel_reference(
         ValueError: a rule of section 6 is broken; nothing is written then.
     """
     arguments = locals() | {"faults_out": faults_buffer(faults_out)}
-    fill_entries(arguments | check(LAUNCH_ENTRIES, NUMPY, arguments))
+    fill_entries(_plain(LAUNCH_ENTRIES, arguments) | check(LAUNCH_ENTRIES, NUMPY, arguments))

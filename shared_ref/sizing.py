@@ -85,6 +85,8 @@ def suggest_capacities(
             f"a step may have {entries} verify entries, more than the {MOST_ENTRIES} that a plan can have: "
             "give the swa_window_size or the shared_prefix_len, or fewer max_running_requests"
         )
+    if isinstance(graph_batch_sizes, str | bytes) or not isinstance(graph_batch_sizes, Iterable):
+        fail(f"graph_batch_sizes must be a list of ints, got {type(graph_batch_sizes).__name__}")
     captured = [_number("graph_batch_sizes", n, 1, PLAN_BS_BLOCK_SIZE) for n in graph_batch_sizes]
     rows = max([requests, *captured])
     allocation_bytes = VerifyPlan.allocation_bytes(entries) + WritePlan.allocation_bytes(rows)

@@ -114,7 +114,7 @@ def check(launcher: Launcher, framework: Framework, arguments: Mapping[str, Any]
         key = launcher, framework, framework.key(arrays), *integers, *map(type, integers)
         return _passed[key]
     except (KeyError, AttributeError, TypeError):  # not seen yet, or no array, or nothing to look up by
-        checked = _check(launcher, framework, arrays, integers)
+        checked = _check(launcher, framework, arguments)
     if len(_passed) >= _MOST_PASSED:
         _passed.clear()
     _passed[key] = checked
@@ -125,8 +125,14 @@ _MOST_PASSED = 8192
 _passed: dict[tuple, Checked] = {}
 
 
-def check_integers(launcher: Launcher, arguments: Mapping[str, Any]) -> dict[str, int | None]:
-    """A call's integers as Python ints, for who cannot look at arrays yet. Raises like `check`."""
+def check_types(
+    launcher: Launcher, framework: Framework, arguments: Mapping[str, Any]
+) -> dict[str, int | None]:
+    """The first of `check`'s rules alone, for who cannot look at arrays yet; the integers as Python ints."""
+    for tensor in launcher.tensors:
+        array = arguments[tensor.name]
+        if not (isinstance(array, framework.array_type) or (array is None and tensor.optional)):
+            fail(f"{tensor.name} must be a {framework.array_name}, got {type(array).__name__}")
     return {i.name: _integer(i, arguments[i.name]) for i in launcher.integers}
 
 
@@ -147,12 +153,9 @@ def check_capacity(plan: type[Plan], capacity: object) -> int:
     return n
 
 
-def _check(launcher: Launcher, framework: Framework, arrays: list, integers: list) -> Checked:
-    for tensor, array in zip(launcher.tensors, arrays, strict=True):
-        if not (isinstance(array, framework.array_type) or (array is None and tensor.optional)):
-            fail(f"{tensor.name} must be a {framework.array_name}, got {type(array).__name__}")
-    given = [_integer(i, value) for i, value in zip(launcher.integers, integers, strict=True)]
-    call = _Call(launcher, framework, arrays, given)
+def _check(launcher: Launcher, framework: Framework, arguments: Mapping[str, Any]) -> Checked:
+    given = check_types(launcher, framework, arguments)
+    call = _Call(launcher, framework, arguments, given)
     for message in _RULES[launcher](call):
         fail(message)
     quantities: dict[str, Any] = {name: call.quantity(name) for name in launcher.integer_names}
@@ -178,17 +181,13 @@ def python_int(name: str, value: object) -> int:
 class _Call:
     """One call's descriptions, and the quantities that rules derive from them."""
 
-    def __init__(self, launcher: Launcher, framework: Framework, arrays: list, integers: list) -> None:
+    def __init__(
+        self, launcher: Launcher, framework: Framework, arguments: Mapping[str, Any], given: dict
+    ) -> None:
         self.launcher = launcher
         self.framework = framework
-        self.infos = {
-            tensor.name: framework.describe(array)
-            for tensor, array in zip(launcher.tensors, arrays, strict=True)
-            if array is not None
-        }
-        self.given = {i.name: value for i, value in zip(launcher.integers, integers, strict=True)}
-        if _TOKENS not in self.infos:
-            self.infos.pop(_VALID_LENS, None)
+        self.infos = {name: framework.describe(arguments[name]) for name in used(launcher, arguments)}
+        self.given = given
 
     def tensors(self, launcher: Launcher) -> list[tuple[Tensor, ArrayInfo]]:
         """The arguments of a launcher that this call has, in its order."""

@@ -179,7 +179,7 @@ class TestVariants:
     def test_faults_are_told(self) -> None:
         plans = self.plans(faults_out=np.array([[0, -1]] * 7 + [[4, 1 << 48 | 5]]))
         assert self.wrong(plans) == (
-            "faults_out of a batch without faults: request 1, position 5: slot is reserved; 4 in all"
+            "faults_out of a batch without faults: request 1, position 5: slot is of the dummy page; 4 in all"
         )
 
 
@@ -661,7 +661,9 @@ class TestSubjects:
         assert turns == [subject.launches[variant] for variant in VARIANTS] * 3
 
         subject.faults.buffer[7] = subject.faults.buffer.new_tensor([2, 5])
-        dummy = "faults_out of a batch without faults: request 0, position 5: slot is reserved; 2 in all"
+        dummy = (
+            "faults_out of a batch without faults: request 0, position 5: slot is of the dummy page; 2 in all"
+        )
         assert subject.variants(FEW)["wrong"] == f"faults: {dummy}"
 
     def test_faults_that_only_a_later_launch_finds(self, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -508,7 +508,11 @@ def torch_messages() -> list[str]:
     on_meta = {n: v.to("meta") if isinstance(v, torch.Tensor) else v for n, v in tensors.items()}
     mixed = tensors | {"prefix_lens": on_meta["prefix_lens"]}
     launch = kvcanary_torch.launch_plan_offsets_kernel
-    return [refusal(launch, **arguments_of(LAUNCH_OFFSETS, arguments)) for arguments in (mixed, on_meta)]
+    inputs = {name: tensors[name] for name in schema.PLAN_INPUTS}
+    no_pair = [refusal(kvcanary_torch.plan, **inputs, out=(1, 2, 3))]
+    return no_pair + [
+        refusal(launch, **arguments_of(LAUNCH_OFFSETS, arguments)) for arguments in (mixed, on_meta)
+    ]
 
 
 def jax_messages(monkeypatch: pytest.MonkeyPatch) -> list[str]:

@@ -193,6 +193,24 @@ assert {package}.has_swa_mapping(0, None) is True
 
 
 @package
+def test_a_framework_that_is_installed_and_broken_is_not_called_missing(package: str, tmp_path: Path) -> None:
+    framework = FRAMEWORK[package]
+    broken = tmp_path / framework
+    broken.mkdir()
+    (broken / "__init__.py").write_text("import no_such_library")
+    run(f"""import sys
+sys.path.insert(0, {str(tmp_path)!r})
+import {package}
+try:
+    {package}.plan
+except ModuleNotFoundError as error:
+    assert error.name == "no_such_library", error
+else:
+    raise AssertionError
+""")
+
+
+@package
 def test_without_its_framework_a_from_import_says_it_too(package: str) -> None:
     framework = FRAMEWORK[package]
     run(f"""{without(framework)}

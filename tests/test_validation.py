@@ -328,6 +328,30 @@ def test_allocate_refuses_a_capacity_below_1(name: str, plan: str, capacity: str
     assert str(caught.value) == f"kv-canary: {plan} {capacity} must be positive, got {n}"
 
 
+@pytest.mark.parametrize(
+    ("n", "message"),
+    [
+        (True, "must be an int, got bool"),
+        (2.5, "must be an int, got float"),
+        ("3", "must be an int, got str"),
+        (None, "must be an int, got NoneType"),
+        (2**31, "must fit int32, got 2147483648"),
+    ],
+)
+@pytest.mark.parametrize("name", FRONTENDS)
+def test_allocate_refuses_a_capacity_that_no_launcher_takes(name: str, n: Any, message: str) -> None:
+    for plan, capacity in (("VerifyPlan", "verify_capacity"), ("WritePlan", "write_req_capacity")):
+        with pytest.raises(ValueError) as caught:  # noqa: PT011 - the whole text is compared below
+            available(name).plan_class(plan).allocate(**{capacity: n})
+        assert str(caught.value) == f"kv-canary: {capacity} {message}"
+
+
+@pytest.mark.parametrize("name", FRONTENDS)
+def test_a_numpy_integer_is_a_capacity(name: str) -> None:
+    plan = available(name).plan_class("VerifyPlan").allocate(verify_capacity=np.int64(5))
+    assert plan.verify_slot_indices.shape == (5,)
+
+
 @pytest.mark.parametrize("name", FRONTENDS)
 def test_allocated_plans_are_accepted(name: str) -> None:
     frontend = available(name)

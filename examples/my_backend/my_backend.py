@@ -89,5 +89,6 @@ BACKEND = Backend(
     launch=launch,
     version=lambda: f"my_backend {__version__}, numpy {np.__version__}",
     unavailable=lambda: None,  # or why it cannot run here: "it needs a chip of the new kind"
+    plain=True,  # it knows neither pages nor optional outputs
     note="vectorised numpy",
 )

@@ -6,7 +6,7 @@ from typing import Any
 
 import numpy as np
 
-from shared_ref.validation import fail
+from shared_ref.validation import fail, python_int
 
 PADDING_ROW = -1
 """What sglang-jax fills `req_pool_indices` up with. Its row 0 is a request's."""
@@ -43,7 +43,9 @@ def _lengths(batch: Any) -> tuple[Any, Any]:
     mode, drafts = batch.forward_mode, _drafts(batch)
     # First the modes of speculative decoding: to sglang-jax they extend too, with other meanings of lengths.
     if mode.is_target_verify():
-        return batch.seq_lens, _each(batch, drafts.draft_token_num)
+        if drafts is None:
+            fail("a batch to verify drafts needs its spec_info")
+        return batch.seq_lens, _each(batch, python_int("draft_token_num", drafts.draft_token_num))
     if mode.is_draft_extend() or (mode.is_decode() and drafts is not None):
         fail(
             f"a draft model's {mode.name} batch does not say what is cached before the step: "

@@ -32,7 +32,7 @@ def from_vllm(
     return plan_keywords(
         metadata,
         block_size=block_size,
-        rows=np.arange(metadata.seq_lens.shape[0], dtype=np.int32),
+        rows=np.arange(np.size(metadata.seq_lens), dtype=np.int32),
         num_computed_tokens=num_computed_tokens,
         sliding_window=sliding_window,
     )

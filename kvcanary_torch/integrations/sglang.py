@@ -124,8 +124,9 @@ def _check_signature(original: Launch, ours: Launch) -> None:
     }
     found = [text.format(", ".join(names)) for text, names in differences.items() if names]
     if found:
+        name = getattr(original, "__qualname__", type(original).__name__)
         fail(
-            f"{original.__module__}.{original.__qualname__} has an unknown signature and was left in place: "
+            f"{original.__module__}.{name} has an unknown signature and was left in place: "
             f"it {'; it '.join(found)}"
         )
 

@@ -36,7 +36,7 @@ def from_vllm(
     """
     if rows is None:
         seq_lens = metadata.seq_lens
-        rows = torch.arange(seq_lens.shape[0], dtype=torch.int32, device=seq_lens.device)
+        rows = torch.arange(seq_lens.numel(), dtype=torch.int32, device=seq_lens.device)
     return plan_keywords(
         metadata,
         block_size=block_size,

@@ -11,11 +11,13 @@ from pathlib import Path
 from typing import Any
 
 import click
+import numpy as np
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 from rich.text import Text
 
 from ..backends import Backend, backends
+from ..conformance.case import Plans
 from ..conformance.kit import ImplementationError, implementation_backend
 from ..conformance.report import Run, failure_text, outcomes_table, verdict
 from ..conformance.runner import Outcome
@@ -124,12 +126,19 @@ def save_failures(outcomes: list[Outcome]) -> dict[str, str]:
         case = outcome.failure.case
         path = _free_path("kvcanary-" + re.sub(r"[^A-Za-z0-9.]+", "-", case.name))
         try:
-            case.save(path)
+            case.save(path, _saved(outcome.failure.after))
         except OSError as error:
             click.echo(f"{path}: the case cannot be saved: {error.strerror or error}", err=True)
         else:
             saved[case.name] = str(path)
     return saved
+
+
+def _saved(after: Plans | None) -> Plans | None:
+    """Plans that a file can hold: an implementation may return anything."""
+    buffers = [] if after is None else [*after.buffers().values()]
+    can_be = all(isinstance(b, np.ndarray) and not b.dtype.hasobject for b in buffers)
+    return after if can_be else None
 
 
 def _free_path(stem: str) -> Path:

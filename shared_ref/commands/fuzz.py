@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from pathlib import Path
 from typing import Any
 
@@ -14,6 +15,7 @@ from ..conformance.fuzz import Fuzzed, fuzz
 from ..conformance.report import Run, as_json
 from .common import (
     EXIT_DIFFERENT,
+    BadCall,
     check_writable,
     choose,
     judged_backends,
@@ -64,6 +66,8 @@ def fuzz_command(
 
     Exit status: 0 identical, 1 a difference, 2 a bad call.
     """
+    if seconds is not None and not math.isfinite(seconds):
+        raise BadCall(f"--seconds must be a number, got {seconds:g}")
     chosen = choose(names, required, paths)
     if json_path is not None:
         check_writable(json_path)

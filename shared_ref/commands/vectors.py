@@ -28,7 +28,7 @@ from ..conformance.golden import (
     read_vectors,
     shipped_vectors_path,
 )
-from ..conformance.report import environment, wrongs_json, wrongs_text
+from ..conformance.report import backend_note, environment, wrongs_json, wrongs_text
 from ..schema import LAUNCH_PLAN
 from .common import (
     EXIT_DIFFERENT,
@@ -203,6 +203,8 @@ def _judge(chosen: list[Backend], selected: list[Vector]) -> list[_Verdict]:
     with progress_bar(len(running) * len(selected)) as advance:
         for verdict in running:
             for vector in selected:
+                if verdict.backend.plain and not vector.is_plain:
+                    continue
                 verdict.results.append(check_vector(verdict.backend.launch, vector))
                 advance(verdict.backend.name)
     return verdicts
@@ -219,6 +221,8 @@ def _print_verdicts(console: Console, verdicts: list[_Verdict], again: str) -> N
     for verdict in verdicts:
         if verdict.unavailable:
             console.print(Text(f"{verdict.backend.name}: {verdict.unavailable}", style="dim"))
+        elif verdict.backend.plain:
+            console.print(Text(f"{verdict.backend.name}: {backend_note(verdict.backend)}", style="dim"))
     for verdict in verdicts:
         for result in verdict.failed[:_EXPLAINED]:
             _print_failure(console, verdict, result, again)
@@ -293,7 +297,7 @@ def _verdict_json(verdict: _Verdict) -> dict[str, Any]:
         "version": verdict.version or None,
         "verdict": verdict.word,
         "unavailable": verdict.unavailable,
-        "note": verdict.backend.note or None,
+        "note": backend_note(verdict.backend) or None,
         "passed": len(verdict.results) - len(verdict.failed),
         "failed": len(verdict.failed),
         "sha256": verdict.digest,

@@ -12,6 +12,7 @@ from .compare import Difference, FieldDifferences, compare
 from .golden import Vector, VectorResult, check_vector, read_vectors, vectors
 from .kit import ImplementationError, implementation_backend, load_implementation
 from .runner import Failure, Outcome, check, run
+from .step import case_of_step
 
 __all__ = [
     "Backend",
@@ -26,6 +27,7 @@ __all__ = [
     "Vector",
     "VectorResult",
     "backends",
+    "case_of_step",
     "check",
     "check_vector",
     "compare",

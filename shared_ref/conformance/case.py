@@ -111,6 +111,11 @@ class Case(NamedTuple):
         )
         return cls(name, inputs, before)
 
+    @property
+    def is_plain(self) -> bool:
+        """Whether the launch has neither pages nor optional outputs."""
+        return self.inputs.page_size == 1 and not self.before.extras
+
     def run(self, launch: Launch) -> Plans:
         """The plans after `launch`, from a fresh copy of the plans before."""
         plans = self.before.copy()
@@ -120,21 +125,29 @@ class Case(NamedTuple):
             return plans
         try:
             verify, write, *extras = returned
-            return Plans(verify, write, dict(zip(plans.extras, extras, strict=True)))
+            new = Plans(verify, write, dict(zip(plans.extras, extras, strict=True)))
         except (TypeError, ValueError):
+            new = None
+        if new is None or not all(map(_is_like, new, (VerifyPlan, WritePlan))):
             more = "".join(f", {name}" for name in plans.extras)
             raise TypeError(
                 f"a launcher returns None or the pair of new plans{more}, got {type(returned).__name__}"
-            ) from None
+            )
+        return new
 
     def expected(self) -> Plans:
         """The plans after the reference."""
         return self.run(launch_canary_plan_kernels_reference)
 
-    def save(self, path: str | Path) -> None:
-        """Write the case as one `.npz`: inputs by argument name, outputs as `before.<field>`."""
+    def save(self, path: str | Path, after: Plans | None = None) -> None:
+        """Write the case as one `.npz`: inputs by argument name, outputs as `before.<field>`.
+
+        With `after`, what an implementation made of it too, as `after.<field>`.
+        """
         arrays = {k: v for k, v in self.inputs.keywords().items() if v is not None}
         arrays |= {f"before.{name}": buffer for name, buffer in self.before.buffers().items()}
+        if after is not None:
+            arrays |= {f"after.{name}": buffer for name, buffer in after.buffers().items()}
         np.savez_compressed(path, name=self.name, **arrays)
 
     @classmethod
@@ -155,6 +168,11 @@ class Case(NamedTuple):
                 {name: arrays[f"before.{name}"] for name in OPTIONAL_OUTPUTS if f"before.{name}" in arrays},
             )
             return cls(str(arrays["name"]), PlanInputs(**keywords), before)
+
+
+def _is_like(plan: object, kind: type[Plan]) -> bool:
+    """Whether it has anything of such a plan."""
+    return any(hasattr(plan, field.name) for field in kind.fields())
 
 
 def _copy(plan: PlanType) -> PlanType:

@@ -38,14 +38,14 @@ class _BadCall(click.ClickException):
 def explain(case_path: Path, request: int | None, other_path: Path | None, plot_path: Path | None) -> None:
     """Show a saved case as a person reads it: what each request verifies and writes, why, and its faults.
 
-    CASE.npz is a case that `kvcanary conform` or `kvcanary fuzz` has saved. OTHER.npz holds the plans that
-    an implementation made of it, one array for each buffer, named `after.<field>`; their first differences
-    are shown, each with the rule that it breaks. Or it is another case.
+    CASE.npz is a case that `kvcanary conform` or `kvcanary fuzz` has saved, with what the implementation
+    made of it. The first differences are shown, each with the rule that it breaks. OTHER.npz holds other
+    plans to compare, one array for each buffer, named `after.<field>`; or it is another case.
 
     Exit status: 0 shown, 2 a bad call.
     """
     case = _case(case_path)
-    other = None if other_path is None else _other(other_path)
+    other = _after(case_path) if other_path is None else _other(other_path)
     try:
         if request is not None:
             request_at(case, request)
@@ -81,6 +81,16 @@ def _other(path: Path) -> Plans | Case:
         raise _BadCall(f"{path}: {_NEITHER}: {error}") from error
 
 
+def _after(path: Path) -> Plans | None:
+    """What an implementation made of the case, if its file has that."""
+    try:
+        with np.load(path, allow_pickle=False) as arrays:
+            has_plans = any(name.startswith("after.") for name in arrays)
+        return load_plans(path) if has_plans else None
+    except Exception as error:  # as above
+        raise _BadCall(f"{path}: {_NO_CASE}: {error}") from error
+
+
 def _check_archive(path: Path, what: str) -> None:
     try:
         with path.open("rb") as file:
@@ -92,6 +102,8 @@ def _check_archive(path: Path, what: str) -> None:
 
 
 def _draw(case: Case, path: Path, request: int | None) -> None:
+    if path.is_dir() or not path.name:
+        raise _BadCall(f"{path}: is a directory")
     try:
         plot(case, path, request)
     except PlotError as error:

@@ -117,9 +117,6 @@ def _draw(axes: Any, shown: list[Request], *, fits: bool) -> list[_Style]:
         boxes = [_box(bar, right) for bar in bars if bar.style is style]
         look: dict[str, Any] = {"facecolor": style.color, "edgecolor": style.edge, "hatch": style.hatch}
         axes.add_collection(PolyCollection(boxes, linewidth=0.4 if len(shown) <= _MOST_LABELS else 0, **look))
-    cut = [y for y, r in enumerate(shown) if r.active and _write_end(r) > right]
-    at_right = axes.get_yaxis_transform()
-    axes.plot([0.98] * len(cut), cut, linestyle="none", marker=">", color="black", transform=at_right)
     if not shown:
         axes.text(0.5, 0.5, "no requests", transform=axes.transAxes, ha="center", va="center")
     axes.set_xlim(-0.5, right - 0.5 + 0.01 * right)
@@ -137,20 +134,24 @@ def _mark(axes: Any, shown: list[Request], arguments: dict[str, Any]) -> list[An
     """Seeds, predecessors outside the window, faults. Returns the legend's entries of those that occur."""
     seeds = [(r.end - 1, y) for y, r in enumerate(shown) if r.has_seed]
     prevs = [(r.start - 1, y) for y, r in enumerate(shown) if r.verify_count and r.start > 0]
-    faulty = [(0, y) for y, r in enumerate(shown) if next(request_faults(r, arguments), None) is not None]
+    right = _right_end(shown)
+    cut = [(0.98, y) for y, r in enumerate(shown) if r.active and _write_end(r) > right]
+    faulty = [y for y, r in enumerate(shown) if next(request_faults(r, arguments), None) is not None]
     kinds = (
         (seeds, "o", "white", "seed of the written tokens", 4),
         (prevs, "|", "black", "predecessor before the window", 8),
-        (faulty, "X", "#D55E00", "request with a fault", 7),
+        (cut, ">", "black", "goes on past the right edge", 6),
+        ([(1.012, y) for y in faulty], "X", "#D55E00", "request with a fault", 7),
     )
     handles = []
     for places, marker, color, label, size in kinds:
         if not places:
             continue
         x, y = zip(*places, strict=True)
-        at = {"transform": axes.get_yaxis_transform(), "clip_on": False} if places is faulty else {}
+        # Of the axes' width, where it is no position.
+        at = {"transform": axes.get_yaxis_transform(), "clip_on": False} if marker in ">X" else {}
         (line,) = axes.plot(
-            [1.012] * len(x) if places is faulty else x,
+            x,
             y,
             linestyle="none",
             marker=marker,

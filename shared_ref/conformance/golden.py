@@ -22,7 +22,7 @@ from ..plan import VerifyPlan, WritePlan
 from ..schema import LAUNCH_ENTRIES, LAUNCH_OFFSETS, LAUNCH_PLAN, OPTIONAL_OUTPUTS, Launcher
 from .case import Case, Launch, PlanInputs, Plans
 from .compare import FIRST_DIFFERENCES, Difference, FieldDifferences
-from .runner import run
+from .runner import run, told
 
 FORMAT_VERSION = 1
 """Of the files' layout. A reader refuses any other."""
@@ -182,8 +182,8 @@ def _check_staged(launch: Launch, vector: Vector) -> VectorResult:
     error, began = None, time.perf_counter()
     try:
         launch(**given, **buffers)
-    except Exception as raised:  # whatever an implementation raises is its own failure
-        error = f"{type(raised).__name__}: {raised}"
+    except (Exception, SystemExit) as raised:  # whatever an implementation raises is its own failure
+        error = told(raised)
     seconds = time.perf_counter() - began
     return VectorResult(
         vector,
@@ -241,7 +241,7 @@ def read_vectors(directory: str | Path | None = None) -> VectorSet:
     text = _bytes(root / MANIFEST)
     try:
         manifest = json.loads(text)
-    except ValueError as error:
+    except (ValueError, RecursionError) as error:
         raise VectorError(f"{root / MANIFEST}: no JSON: {error}") from error
     found = manifest.get("format_version") if isinstance(manifest, dict) else None
     if found != FORMAT_VERSION:
@@ -252,7 +252,9 @@ def read_vectors(directory: str | Path | None = None) -> VectorSet:
             rules=manifest["rules"],
             vectors=tuple(_vector(root, entry) for entry in manifest["vectors"]),
         )
-    except (KeyError, TypeError) as error:
+    except VectorError:
+        raise
+    except (AttributeError, LookupError, TypeError, ValueError) as error:
         raise VectorError(f"{root / MANIFEST}: not a set of vectors: {error!r}") from error
 
 
@@ -272,7 +274,7 @@ def _vector(root: Path, entry: dict[str, Any]) -> Vector:
     def arrays(group: str) -> dict[str, Any]:
         return {name: _array(data, place) for name, place in entry[group].items()}
 
-    return Vector(
+    vector = Vector(
         name=entry["name"],
         story=entry["story"],
         launcher=entry["launcher"],
@@ -282,6 +284,28 @@ def _vector(root: Path, entry: dict[str, Any]) -> Vector:
         before=arrays("before"),
         expected=arrays("expected"),
     )
+    _check_names(vector)
+    return vector
+
+
+def _check_names(vector: Vector) -> None:
+    """LookupError for what the launcher does not take, or needs and does not get."""
+    launcher = LAUNCHERS[vector.launcher]
+    fields = {f.argument: f.name for plan in (VerifyPlan, WritePlan) for f in plan.fields()}
+    if vector.launcher != LAUNCH_PLAN.name:
+        fields = {}
+    inputs = {*launcher.integer_names, *(t.name for t in launcher.tensors if not t.output)}
+    outputs = {fields.get(t.name, t.name) for t in launcher.tensors if t.output}
+    optional = {"page_size", *OPTIONAL_OUTPUTS, *(i.name for i in launcher.integers if i.optional)}
+    for given, known in (
+        (vector.arguments.keys(), inputs),
+        (vector.before.keys(), outputs),
+        (vector.expected.keys(), {*vector.before}),
+    ):
+        if wrong := (given - known) | (known - given - optional):
+            raise LookupError(f"{vector.name}: {', '.join(sorted(wrong))}")
+    if nulls := [name for name, buffer in (vector.before | vector.expected).items() if buffer is None]:
+        raise LookupError(f"{vector.name}: {', '.join(nulls)}")
 
 
 def _array(data: bytes, place: dict[str, Any] | None) -> np.ndarray | None:

@@ -10,6 +10,7 @@ from typing import Any
 
 from ..backends import Backend
 from .case import Launch
+from .runner import told
 
 
 class ImplementationError(ValueError):
@@ -31,10 +32,12 @@ def load_implementation(path: str) -> Launch:
         raise ImplementationError(f"{path!r} is not of the form package.module:function")
     found = _import(path, module_name)
     for i, name in enumerate(attributes.split(".")):
-        if not hasattr(found, name):
+        try:
+            inner = getattr(found, name)
+        except Exception as error:  # also of a module's own `__getattr__`
             holder = ".".join((module_name, *attributes.split(".")[:i]))
-            raise ImplementationError(f"{path!r}: {holder} has no {name!r}{_functions_of(found)}")
-        found = getattr(found, name)
+            raise ImplementationError(f"{path!r}: {holder} has no {name!r}{_functions_of(found)}") from error
+        found = inner
     if not callable(found):
         raise ImplementationError(f"{path!r} is a {type(found).__name__}, which cannot be called")
     return found
@@ -49,7 +52,10 @@ def implementation_backend(path: str) -> Backend:
 
 
 def _import(path: str, module_name: str) -> Any:
-    here = os.getcwd()
+    try:
+        here = os.getcwd()
+    except OSError as error:
+        raise ImplementationError(f"{path!r}: the current directory is gone") from error
     if here not in sys.path and "" not in sys.path:
         sys.path.insert(0, here)  # and left there, for what the implementation imports on its first launch
     importlib.invalidate_caches()
@@ -61,10 +67,8 @@ def _import(path: str, module_name: str) -> Any:
                 f"{path!r}: there is no module {error.name!r} in {here} or where Python looks"
             ) from error
         raise ImplementationError(f"{path!r}: {module_name} does not import: {error}") from error
-    except Exception as error:  # whatever a module raises while it is imported
-        raise ImplementationError(
-            f"{path!r}: {module_name} does not import: {type(error).__name__}: {error}"
-        ) from error
+    except (Exception, SystemExit) as error:  # whatever a module raises while it is imported
+        raise ImplementationError(f"{path!r}: {module_name} does not import: {told(error)}") from error
 
 
 def _functions_of(found: Any) -> str:

@@ -15,6 +15,7 @@ from rich.padding import Padding
 from rich.table import Table
 from rich.text import Text
 
+from ..backends import Backend
 from .case import Case
 from .compare import FieldDifferences
 from .explain import difference_text
@@ -140,9 +141,16 @@ def outcomes_table(run: Run) -> RenderableType:
     notes.add_column(no_wrap=True)
     for outcome in run.outcomes:
         table.add_row(*_outcome_cells(run, outcome))
-        if note := outcome.unavailable or outcome.backend.note:
+        if note := outcome.unavailable or backend_note(outcome.backend):
             notes.add_row(outcome.backend.name, Text(note, style="dim"))
     return Group(table, Padding(notes, (1, 0, 0, 0), expand=False)) if notes.row_count else table
+
+
+def backend_note(backend: Backend) -> str:
+    """What a reader of a backend's figures should know."""
+    return "; ".join(
+        filter(None, [backend.note, "judged without pages and optional outputs" * backend.plain])
+    )
 
 
 def _outcome_cells(run: Run, outcome: Outcome) -> tuple[str | Text, ...]:
@@ -190,6 +198,8 @@ def wrongs_text(wrongs: Wrongs) -> RenderableType:
     if wrongs.error is not None:
         lines = wrongs.error.splitlines()
         cut = ["..."] if len(lines) > _ERROR_LINES else []
+        if wrongs.error.startswith("TypeError") and "unexpected keyword argument" in wrongs.error:
+            cut.append("One that knows neither pages nor optional outputs is judged with --plain.")
         parts.append(_indented("the launch raised " + "\n".join(lines[:_ERROR_LINES] + cut), 2))
     if wrongs.changed_inputs:
         parts.append(_indented(f"the launch wrote to its inputs: {', '.join(wrongs.changed_inputs)}", 2))
@@ -246,7 +256,7 @@ def _outcome_json(run: Run, outcome: Outcome) -> dict[str, Any]:
         "version": outcome.version or None,
         "verdict": verdict(outcome),
         "unavailable": outcome.unavailable,
-        "note": outcome.backend.note or None,
+        "note": backend_note(outcome.backend) or None,
         "steps": run.steps(outcome),
         "plans": outcome.plans,
         "entries": outcome.entries,

@@ -30,6 +30,8 @@ class Failure:
     """Arguments that the launch wrote to."""
     error: str | None = None
     """Type and text of the exception that the launch raised."""
+    after: Plans | None = None
+    """What the launch made of the case; None where it raised."""
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
@@ -110,6 +112,7 @@ def run(
         running = [outcome for outcome in outcomes if outcome.is_running]
         if not running:
             break
+        running = [outcome for outcome in running if case.is_plain or not outcome.backend.plain]
         expected = case.expected()
         entries = int(expected.verify.verify_num_valid[0]) if expected.verify.enable[0] else 0
         launches = (outcome.backend.launch for outcome in running)
@@ -148,18 +151,27 @@ def _judge(launch: Launch, case: Case, inputs: PlanInputs, expected: Plans) -> L
     timed, plans, error = _Timed(launch), None, None
     try:
         plans = case._replace(inputs=inputs).run(timed)
-    except Exception as raised:  # whatever an implementation raises is its own failure
-        error = f"{type(raised).__name__}: {raised}"
+    except (Exception, SystemExit) as raised:  # whatever an implementation raises is its own failure
+        error = told(raised)
     failure = Failure(
         case,
         differences=() if plans is None else compare(case, expected, plans),
         changed_inputs=_changed(case.inputs, inputs),
         error=error,
+        after=plans,
     )
     if failure.differences or failure.changed_inputs or failure.error is not None:
         failure = dataclasses.replace(failure, case=case._replace(inputs=_copied(case.inputs)))
         return Launched(plans, timed.seconds, failure)
     return Launched(plans, timed.seconds, None)
+
+
+def told(raised: BaseException) -> str:
+    """Type and text of an exception of somebody else's."""
+    try:
+        return f"{type(raised).__name__}: {raised}"
+    except Exception:  # of its own `__str__`
+        return type(raised).__name__
 
 
 class _Timed:

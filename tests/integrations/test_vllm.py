@@ -99,6 +99,38 @@ def test_shapes_that_do_not_belong_together_are_refused(changes: dict, message: 
     assert str(refused.value) == message
 
 
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"query_start_loc": np.int32(3)}, "query_start_loc must be 1-D, got shape ()"),
+        ({"seq_lens": np.ones((3, 1), np.int32)}, "seq_lens must be 1-D, got shape (3, 1)"),
+        ({"seq_lens": [1, 2]}, "seq_lens must be an array, got list"),
+        ({"block_table_tensor": None}, "block_table_tensor must be an array, got NoneType"),
+        ({"block_table_tensor": np.ones(6, np.int32)}, "block_table_tensor must be 2-D, got shape (6,)"),
+    ],
+)
+def test_metadata_of_other_dimensions_is_refused(changes: dict, message: str) -> None:
+    given = SimpleNamespace(**vars(metadata(int32)) | changes)
+    with pytest.raises(ValueError, match=r"^kv-canary: ") as refused:
+        plan_keywords(given, block_size=BLOCK_SIZE, rows=np.arange(3))
+    assert str(refused.value) == f"kv-canary: {message}"
+
+
+def test_an_empty_batch_has_no_rows_of_blocks() -> None:
+    flat = SimpleNamespace(
+        query_start_loc=np.zeros(1, np.int32),
+        seq_lens=np.zeros(0, np.int32),
+        block_tables=np.zeros(0, np.int32),
+    )
+    keywords = plan_keywords(flat, block_size=BLOCK_SIZE, rows=np.arange(3))
+    assert keywords["req_to_token"].shape == (0, 0)
+    assert [len(keywords[name]) for name in ("req_pool_indices", "prefix_lens", "extend_seq_lens")] == [
+        0,
+        0,
+        0,
+    ]
+
+
 @pytest.mark.parametrize(("bs", "blocks"), [(3, 7), (0, 4)])
 def test_a_flat_table_must_have_equal_rows(bs: int, blocks: int) -> None:
     flat = SimpleNamespace(
@@ -116,6 +148,11 @@ def test_a_flat_table_must_have_equal_rows(bs: int, blocks: int) -> None:
 def test_a_window_of_which_no_cached_token_is_read_is_refused() -> None:
     with pytest.raises(ValueError, match="sliding_window must be at least 2, got 1"):
         plan_keywords(metadata(int32), block_size=BLOCK_SIZE, rows=np.arange(3), sliding_window=1)
+
+
+def test_a_window_is_an_int() -> None:
+    with pytest.raises(ValueError, match=r"^kv-canary: sliding_window must be an int, got str$"):
+        plan_keywords(metadata(int32), block_size=BLOCK_SIZE, rows=np.arange(3), sliding_window="5")  # type: ignore[arg-type]
 
 
 # --- PyTorch

@@ -166,6 +166,13 @@ def test_a_copy_that_is_asked_for_is_one() -> None:
     assert again.unsafe_buffer_pointer() != array.unsafe_buffer_pointer()
 
 
+def test_a_copy_for_export_is_one_of_any_framework_s_array() -> None:
+    array, tensor = np.arange(3), torch.arange(3)
+    kvcanary_jax.to_dlpack(array, torch.from_dlpack, copy=True)[0] = 99
+    kvcanary_jax.to_dlpack(tensor, np.from_dlpack, copy=True)[0] = 99
+    assert (array.tolist(), tensor.tolist()) == ([0, 1, 2], [0, 1, 2])
+
+
 def test_numpy_arrays_come_too_and_read_only_ones() -> None:
     array = np.arange(5) + BIG
     array.flags.writeable = False

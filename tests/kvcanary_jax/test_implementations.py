@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 import re
+import sys
 from collections.abc import Callable
+from types import SimpleNamespace
 from typing import Any
 
+import numpy as np
 import pytest
 from jax_support import (
     assert_plans,
@@ -20,6 +23,7 @@ from jax_support import (
 )
 
 import kvcanary_jax
+from kvcanary_jax import api, implementations
 from shared_ref.schema import LAUNCH_ENTRIES, LAUNCH_OFFSETS, Launcher
 
 pytestmark = pytest.mark.filterwarnings("error")
@@ -155,3 +159,49 @@ def test_staged_launchers_run_on_the_first_that_has_them(launcher: Launcher) -> 
         call_staged(launcher, arguments, implementation="mosaic")
     outputs = call_staged(launcher, arguments, implementation=("mosaic", "xla"))
     assert outputs[0].tolist()[:4] == ([0, 3, 3, 5] if launcher is LAUNCH_OFFSETS else [20, 21, 22, 10])
+
+
+# While JAX traces, nobody knows where the work will run.
+
+
+@pytest.mark.parametrize(
+    ("default_device", "platform"),
+    [(None, "tpu"), ("cpu", "cpu"), (SimpleNamespace(platform="gpu"), "gpu")],
+)
+def test_while_tracing_none_goes_by_the_default_device(
+    default_device: Any, platform: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    found = []
+
+    def traced(array: Any) -> Any:
+        with monkeypatch.context() as patched:
+            patched.setattr(api.jax, "config", SimpleNamespace(jax_default_device=default_device))
+            patched.setattr(api.jax, "default_backend", lambda: "tpu")
+            found.append(api._platform(array))
+        return array
+
+    jax.eval_shape(traced, np.zeros(3, np.int32))
+    assert found == [platform]
+
+
+def test_a_kernel_s_arrays_are_fenced_off_and_its_batches_are_launched_one_by_one(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Without the barriers XLA has let a kernel write to a slice of a larger array, and lost what it left."""
+    calls = []
+
+    def compute(arguments: dict[str, Any]) -> dict[str, Any]:
+        calls.append(arguments["x"].shape)
+        return {"out": arguments["x"] + arguments["n"]}
+
+    monkeypatch.setitem(sys.modules, "kvcanary_jax.stub", SimpleNamespace(plan=compute))
+    plan = implementations._lazily("stub")
+    jaxpr = jax.make_jaxpr(lambda x: plan({"x": x, "n": 1}))(np.zeros(3, np.int32))
+    text = str(jaxpr)
+    before, _, after = text.partition(" add ")
+    assert before.count("optimization_barrier") == 1
+    assert after.count("optimization_barrier") == 1
+    calls.clear()
+    batched = jax.vmap(lambda x: plan({"x": x, "n": 1}))(np.arange(6, dtype=np.int32).reshape(2, 3))
+    assert batched["out"].tolist() == [[1, 2, 3], [4, 5, 6]]
+    assert set(calls) == {(3,)}

@@ -188,3 +188,15 @@ def test_allocate_refuses_a_capacity_below_one(capacity: int) -> None:
     text = f"^kv-canary: WritePlan write_req_capacity must be positive, got {capacity}$"
     with pytest.raises(ValueError, match=text):
         kvcanary_jax.WritePlan.allocate(write_req_capacity=capacity)
+
+
+def test_valid_lens_without_a_token_table_may_be_anywhere() -> None:
+    devices = jax.devices()
+    if len(devices) < 2:
+        pytest.skip("needs two devices: XLA_FLAGS=--xla_force_host_platform_device_count=2")
+    case = small_case(req_to_verify_expected_tokens=None)
+    inputs = jax_inputs(case) | {
+        "req_to_verify_expected_tokens_valid_lens": on_device(np.zeros(3, np.int64), devices[1])
+    }
+    plans = launch(jax_plans(case.before), inputs)
+    assert_plans(plans, case.expected())

@@ -169,3 +169,28 @@ def test_empty_operands_are_left_to_xla(empty: str) -> None:
         got, expected = mosaic.plan(arguments), mosaic.xla.plan(arguments)
     for name, array in expected.items():
         np.testing.assert_array_equal(got[name], array, err_msg=name)
+
+
+@pytest.mark.parametrize("bs", [3, 600])
+def test_a_table_whose_last_unit_could_pass_int32_is_xla_s(bs: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    class Kernel(Exception):
+        pass
+
+    def kernel(*arguments: Any, **keywords: Any) -> None:
+        raise Kernel
+
+    monkeypatch.setattr(mosaic.xla, "plan", lambda arguments: "xla")
+    monkeypatch.setattr(mosaic.pl, "kernel", kernel)
+    ones = np.ones(bs, np.int64)
+    lens = dict.fromkeys(("req_pool_indices", "prefix_lens", "extend_seq_lens"), ones)
+    inputs = small_inputs(**lens, req_to_verify_expected_tokens_valid_lens=ones, swa_window_size=0)
+    case = Case.poisoned("vast", inputs, write_req_capacity=bs)
+    arguments = {"verify_total_out": None, "faults_out": None, "page_size": 1} | inputs.keywords()
+    arguments |= plan_arguments(*case.before)
+    with jax.enable_x64(True):
+        arguments = {k: jnp.array(v) if isinstance(v, np.ndarray) else v for k, v in arguments.items()}
+        monkeypatch.setattr(mosaic, "max_seq_len", lambda arguments: 2**31 - 256)
+        assert mosaic.plan(arguments) == "xla"
+        monkeypatch.setattr(mosaic, "max_seq_len", lambda arguments: 2**31 - 257)
+        with pytest.raises(Kernel):
+            mosaic.plan(arguments)

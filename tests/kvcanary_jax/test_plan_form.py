@@ -239,3 +239,73 @@ def test_a_strict_promotion_of_dtypes_is_the_caller_s_alone() -> None:
     entries = int(verify.verify_num_valid[0])
     expected = case.expected().verify.verify_slot_indices[:entries]
     np.testing.assert_array_equal(np.asarray(verify.verify_slot_indices)[:entries], expected)
+
+
+# Numpy's arrays belong to the server, which goes on writing to them.
+
+
+def test_what_is_written_to_an_input_after_the_call_is_not_planned() -> None:
+    """On a CPU, JAX works on the memory it is given, and after the call has returned."""
+    rows, width = 256, 4096
+    rng = np.random.default_rng(0)
+    table = np.zeros((rows, width), np.int32)
+    arguments = {
+        "req_pool_indices": np.arange(1, rows),
+        "prefix_lens": np.full(rows - 1, width),
+        "extend_seq_lens": np.ones(rows - 1, np.int64),
+    }
+    for _ in range(4):
+        table[:] = rng.integers(1, 2**31 - 1, table.shape, np.int32)
+        slots = table[1:].reshape(-1).copy()
+        verify, _ = kvcanary_jax.plan(
+            **arguments, req_to_token=table, verify_capacity=slots.size, write_req_capacity=rows
+        )
+        table.fill(-1)
+        assert np.array_equal(verify.verify_slot_indices, slots)
+
+
+def test_numpy_inputs_come_beside_the_array_that_is_on_a_device() -> None:
+    if len(jax.devices()) < 2:
+        pytest.skip("needs two devices: XLA_FLAGS=--xla_force_host_platform_device_count=2")
+    case, second = small_case(), jax.devices()[1]
+    inputs = case.inputs.keywords()
+    inputs["req_to_token"] = on_device(inputs["req_to_token"], second)
+    plans = kvcanary_jax.plan(**inputs, write_req_capacity=5)
+    assert {d for array in jax.tree.leaves(plans) for d in array.devices()} == {second}
+
+
+@pytest.mark.parametrize("dtype", [">i8", "U1"])
+def test_a_dtype_that_jax_has_not_is_reported_in_its_turn(dtype: str) -> None:
+    inputs = small_case().inputs.keywords() | {"write_req_capacity": 5}
+    strange = inputs["prefix_lens"].astype(dtype)
+    for changes, message in (
+        ({"extend_seq_lens": [1, 9, 2]}, "extend_seq_lens must be a jax.Array, got list"),
+        ({"swa_window_size": 3}, "launch_canary_plan_kernels requires full_to_swa_index_mapping when swa_wi"),
+        ({"req_pool_indices": np.zeros(3)}, "req_pool_indices must have dtype int64, got float64"),
+        ({}, "prefix_lens must have dtype int64, got "),
+    ):
+        with pytest.raises(ValueError, match=f"^kv-canary: {message}"):
+            kvcanary_jax.plan(**inputs | {"prefix_lens": strange} | changes)
+    ignored = {
+        "req_to_verify_expected_tokens": None,
+        "req_to_verify_expected_tokens_valid_lens": strange,
+    }
+    verify, _ = kvcanary_jax.plan(**inputs | ignored)
+    assert verify.verify_expected_tokens.tolist() == [-1] * 8
+
+
+def test_a_copied_plan_stays_where_it_is() -> None:
+    device = jax.devices()[-1]
+    plan = kvcanary_jax.VerifyPlan.allocate(verify_capacity=3, device=device)
+    copied = copy.copy(plan)
+    assert copied is not plan
+    assert all(a is b for a, b in zip(vars(copied).values(), vars(plan).values(), strict=True))
+    shapes = jax.eval_shape(lambda plan: plan, plan)
+    assert copy.copy(shapes).verify_slot_indices.shape == (3,)
+
+
+def test_a_plan_of_refs_is_not_pickled() -> None:
+    with jax.enable_x64(True):
+        refs = kvcanary_jax.Faults(buffer=jax.new_ref(jax.numpy.zeros((8, 2), jax.numpy.int64)))
+    with pytest.raises(ValueError, match=r"^kv-canary: a Faults of jax.Ref cannot be pickled"):
+        pickle.dumps(refs)

@@ -260,6 +260,63 @@ def test_torch_compile_keeps_both_launches_in_one_graph_and_sees_what_they_write
     assert_plans(*in_stages, case.expected())
 
 
+@pytest.mark.parametrize("backend", ["eager", "aot_eager"])
+@pytest.mark.parametrize("plans", ["swapped", "none"])
+def test_torch_compile_refuses_plans_that_are_none(plans: str, backend: str) -> None:
+    """An op that writes to nothing would be left out of the graph, and nobody would hear of it."""
+    case = small_case()
+    inputs = tensors(case.inputs.keywords())
+    verify, write = tensor_plans(case) if plans == "none" else tensor_plans(case)[::-1]
+    if plans == "none":
+        verify = write = SimpleNamespace()
+    text = "out_verify_slot_indices must be a torch.Tensor, got NoneType"
+    with pytest.raises(Exception, match=text):
+        torch.compile(lambda: launch(verify, write, inputs), backend=backend)()
+    del inputs["verify_capacity"]
+    with pytest.raises(Exception, match=text):
+        torch.compile(lambda: kvcanary_torch.plan(**inputs, out=(verify, write)), backend=backend)()
+
+
+@pytest.mark.parametrize("name", ["verify_capacity", "write_req_capacity"])
+def test_torch_compile_refuses_a_negative_capacity_by_its_name(name: str) -> None:
+    inputs = tensors(small_case().inputs.keywords()) | {"write_req_capacity": 5, name: -1}
+    with pytest.raises(Exception, match=f"kv-canary: {name} must be non-negative, got -1"):
+        torch.compile(lambda: kvcanary_torch.plan(**inputs), backend="eager", fullgraph=True)()
+
+
+@pytest.mark.parametrize("strange", ["on another device", "of another dtype", "with a gradient"])
+def test_valid_lens_without_a_token_table_are_not_looked_at(strange: str) -> None:
+    case = small_case(req_to_verify_expected_tokens=None)
+    lens = {
+        "on another device": torch.zeros(3, dtype=torch.int64, device="meta"),
+        "of another dtype": torch.zeros(3, dtype=torch.bfloat16),
+        "with a gradient": torch.zeros(3, requires_grad=True),
+    }[strange]
+    verify, write = tensor_plans(case)
+    inputs = tensors(case.inputs.keywords()) | {"req_to_verify_expected_tokens_valid_lens": lens}
+    launch(verify, write, inputs)
+    assert_plans(verify, write, case.expected())
+
+
+def test_a_call_is_not_taken_for_one_with_other_strides() -> None:
+    """The description by which calls are remembered has the strides of what is not contiguous."""
+    case = small_case(req_to_verify_expected_tokens=None)
+    inputs = tensors(case.inputs.keywords())
+    cells = torch.arange(200, dtype=torch.int32)
+    for stride in (9, 12):
+        table = cells.as_strided((4, 8), (stride, 1))
+        verify, write = tensor_plans(case)
+        launch(verify, write, inputs | {"req_to_token": table})
+        assert verify.verify_slot_indices[:5].tolist() == [
+            *range(2 * stride, 2 * stride + 3),
+            stride,
+            stride + 1,
+        ]
+    verify, write = tensor_plans(case)
+    with pytest.raises(ValueError, match="req_to_token row stride must be at least 8, got 2"):
+        launch(verify, write, inputs | {"req_to_token": cells.as_strided((4, 8), (2, 1))})
+
+
 def test_a_device_without_a_kernel_is_refused() -> None:
     case = small_case()
     verify, write = tensor_plans(case)

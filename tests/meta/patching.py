@@ -19,7 +19,7 @@ from typing import NamedTuple
 import shared_ref
 
 HOME = Path(shared_ref.__file__).parent
-SHARED = ("constants", "plan", "schema")
+SHARED = ("arrays", "constants", "plan", "schema")
 """Modules that a mutant has in common with the package; the others are run anew."""
 
 

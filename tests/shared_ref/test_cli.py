@@ -175,7 +175,7 @@ def test_a_case_that_two_backends_fail_on_is_saved_once(call: Callable[..., Resu
 def test_a_case_that_cannot_be_saved_is_still_a_difference(
     call: Callable[..., Result], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    def save(case: Case, path: Path) -> None:
+    def save(case: Case, path: Path, after: Any) -> None:
         raise OSError(28, "No space left on device")
 
     monkeypatch.setattr(Case, "save", save)

@@ -49,7 +49,7 @@ def test_without_inputs_a_line_says_what_and_where() -> None:
             "request 2: extend_seq_lens is negative; 1 in all",
             "request 2: prefix_lens exceeds the positions of req_to_token; 1 in all",
             "request 0, position 1: slot is negative; 1 in all",
-            "request 0, position 2: slot is reserved; 1 in all",
+            "request 0, position 2: slot is of the dummy page; 1 in all",
         ]
     )
 
@@ -63,7 +63,7 @@ def test_with_the_inputs_of_plan_it_gives_values_and_sizes() -> None:
         "request 2: prefix_lens 5 exceeds the 4 positions of req_to_token; 1 in all",
         "request 2, position 2: slot 42 is outside full_to_swa_index_mapping (42 slots); 2 in all",
         "request 0, position 1: slot -1 is negative; 1 in all",
-        "request 0, position 2: slot 0 is reserved; 1 in all",
+        "request 0, position 2: slot 0 is of the dummy page; 1 in all",
     ]
 
 

@@ -190,9 +190,21 @@ def test_a_third_party_s_backend_is_listed_and_judged(tmp_path: Path) -> None:
     mine, reference = sorted(
         json.loads((tmp_path / "vectors.json").read_text())["backends"], key=lambda b: b["name"]
     )
-    assert (mine["name"], mine["verdict"], mine["note"]) == (name, "identical", "vectorised numpy")
+    note = "vectorised numpy; judged without pages and optional outputs"
+    assert (mine["name"], mine["verdict"], mine["note"]) == (name, "identical", note)
     assert mine["sha256"] == reference["sha256"]
-    assert "unexpected keyword argument 'page_size'" in kvcanary(*judging).stdout
+
+    done = kvcanary("vectors", "check", "--require", name)
+    assert (done.returncode, done.stderr) == (0, "")
+    assert f"my-backend: {note}" in done.stdout
+    assert re.search(rf"^my-backend .* {mine['passed']} +0 ", done.stdout, re.MULTILINE)
+    done = kvcanary("fuzz", "--require", name, "--cases", "200")
+    assert (done.returncode, done.stderr) == (0, "")
+
+    as_a_function = kvcanary("vectors", "check", "--impl", "my_backend:launch")
+    assert as_a_function.returncode == 1
+    assert "unexpected keyword argument 'page_size'" in as_a_function.stdout
+    assert "knows neither pages nor optional outputs is judged with --plain" in as_a_function.stdout
 
     done = kvcanary("conform", "--steps", "3", "--backend", name, "--impl", "my_backend:launch")
     assert (done.returncode, done.stderr) == (0, "")

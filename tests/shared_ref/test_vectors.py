@@ -306,7 +306,43 @@ def test_a_set_that_is_missing_damaged_or_of_another_format(tmp_path: Path) -> N
     refused(f"{manifest}: found format_version 2, expected 1")
     manifest.write_text('{"format_version": 1}')
     refused(f"{manifest}: not a set of vectors: KeyError")
+    manifest.write_text("[" * 100_000)
+    refused(f"{manifest}: no JSON: ")
     make_vectors.write(tmp_path)
     array_file = tmp_path / "sentinels.bin"
     array_file.write_bytes(b"\0" + array_file.read_bytes()[1:])
     refused(f"{array_file}: its bytes are not those that manifest.json lists")
+
+
+def _first(manifest: dict[str, Any]) -> dict[str, Any]:
+    return manifest["vectors"][0]
+
+
+DAMAGES: dict[str, Callable[[dict[str, Any]], Any]] = {
+    "inputs are a list": lambda m: _first(m).update(inputs=[]),
+    "integers are missing": lambda m: _first(m).update(integers={}),
+    "an integer of another launcher": lambda m: _first(m)["integers"].update(write_offsets_len=3),
+    "an input is missing": lambda m: _first(m)["inputs"].pop("prefix_lens"),
+    "a buffer is missing before": lambda m: _first(m)["before"].pop("enable"),
+    "a buffer is missing after": lambda m: _first(m)["expected"].pop("enable"),
+    "a null among the buffers": lambda m: _first(m)["expected"].update(enable=None),
+    "no shape": lambda m: _first(m)["inputs"]["prefix_lens"].update(shape=[]),
+    "a negative shape": lambda m: _first(m)["inputs"]["prefix_lens"].update(shape=[-1]),
+    "a shape past the file": lambda m: _first(m)["inputs"]["prefix_lens"].update(shape=[10**6]),
+    "an offset past the file": lambda m: _first(m)["inputs"]["prefix_lens"].update(offset=10**6),
+    "a dtype of objects": lambda m: _first(m)["inputs"]["prefix_lens"].update(dtype="object"),
+    "a dtype that is none": lambda m: _first(m)["inputs"]["prefix_lens"].update(dtype="int7"),
+    "another launcher": lambda m: _first(m).update(launcher="launch"),
+    "a file that cannot be": lambda m: _first(m).update(file="a\0b"),
+}
+
+
+@pytest.mark.parametrize("damage", DAMAGES)
+def test_a_damaged_manifest_is_told_as_such(damage: str, tmp_path: Path) -> None:
+    make_vectors.write(tmp_path)
+    path = tmp_path / "manifest.json"
+    manifest = json.loads(path.read_text())
+    DAMAGES[damage](manifest)
+    path.write_text(json.dumps(manifest))
+    with pytest.raises(VectorError, match=re.escape(f"{path}: not a set of vectors: ")):
+        read_vectors(tmp_path)
