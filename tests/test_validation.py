@@ -30,6 +30,7 @@ from validation_table import (
     is_output,
 )
 
+from shared_ref import validation
 from shared_ref.backends import backends
 
 LAUNCHERS = (PLAN, OFFSETS, ENTRIES)
@@ -311,6 +312,19 @@ def test_strict_accepts_the_good_call() -> None:
     assert {name: array.tolist() for name, array in got.items()} == {
         name: array.tolist() for name, array in expected.items()
     }
+
+
+def test_calls_that_passed_are_not_remembered_without_end(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(validation, "_passed", {})
+    monkeypatch.setattr(validation, "_MOST_PASSED", 3)
+    frontend, sizes = available("numpy"), []
+    for offset in range(8):
+        call = good_call(PLAN) | {"kv_token_id_vs_position_offset": offset}
+        for _ in range(2):
+            frontend.launch(PLAN, frontend.convert(call))
+            sizes.append(len(validation._passed))
+    assert sizes[:6] == [1, 1, 2, 2, 3, 3]
+    assert max(sizes) == 3
 
 
 # Allocation (section 3)

@@ -152,6 +152,23 @@ def test_installing_twice_reaches_who_took_the_former_launcher_meanwhile(standin
     assert late.launcher is held(PLAN) is ours
 
 
+def test_a_module_that_takes_the_launcher_while_it_is_replaced_is_reached_too(
+    standin: Callable, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    standin()
+    sweep, late = integration._sweep, []
+
+    def and_an_import(old: Any, new: Any) -> set[str]:
+        found = sweep(old, new)
+        if not late:
+            late.append(module_with("late", launcher=old))
+        return found
+
+    monkeypatch.setattr(integration, "_sweep", and_an_import)
+    assert "sglang.late.launcher" in integration.install()
+    assert late[0].launcher is held(PLAN)
+
+
 def test_install_works_again_after_uninstall(standin: Callable) -> None:
     standin()
     original = SimpleNamespace(launcher=held(PLAN))

@@ -112,6 +112,18 @@ def test_a_draft_model_s_own_batch_is_refused(mode: ForwardMode) -> None:
     )
 
 
+@pytest.mark.parametrize(
+    ("drafts", "message"),
+    [
+        (None, "a batch to verify drafts needs its spec_info"),
+        (SimpleNamespace(draft_token_num=2.5), "draft_token_num must be an int, got float"),
+    ],
+)
+def test_drafts_to_verify_need_their_number(drafts: Any, message: str) -> None:
+    with pytest.raises(ValueError, match=f"^kv-canary: {message}$"):
+        from_sglang_jax(batch(ForwardMode.TARGET_VERIFY, spec_info=drafts), TABLE)
+
+
 def test_padding_has_no_faults() -> None:
     step = batch(ForwardMode.DECODE)
     with jax.enable_x64(True):

@@ -151,6 +151,10 @@ def test_a_difference_is_explained_saved_and_replayed(call: Callable[..., Result
     assert "saved as" not in replayed.stdout
     assert [path.name for path in directory.iterdir()] == [SAVED]
 
+    explained = CliRunner().invoke(cli.main, ["explain", SAVED])
+    assert explained.exit_code == 0
+    assert "request 0, row 1: expected -1, got 7" in explained.output
+
     mended = call("conform", "--case", SAVED, others=(backend("wrong"),))
     assert mended.exit_code == 0
     assert f"Case 'replay step 0, full' of {SAVED}" in mended.stdout
@@ -183,6 +187,19 @@ def test_a_case_that_cannot_be_saved_is_still_a_difference(
     assert result.exit_code == 1
     assert f"{SAVED}: the case cannot be saved: No space left on device" in result.stderr
     assert "--case" not in result.stdout
+
+
+def test_a_failure_whose_plans_no_file_can_hold_is_saved_without_them(
+    call: Callable[..., Result], directory: Path
+) -> None:
+    def launch(**arguments: Any) -> Any:
+        verify, write = arguments["verify_plan_out"], arguments["write_plan_out"]
+        return dataclasses.replace(verify, enable=None), write
+
+    result = call("conform", "--steps", "1", others=(backend("wrong", launch),))
+    assert result.exit_code == 1
+    with np.load(directory / SAVED) as arrays:
+        assert not [name for name in arrays if name.startswith("after.")]
 
 
 def test_a_backend_that_raises(call: Callable[..., Result], directory: Path) -> None:

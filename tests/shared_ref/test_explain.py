@@ -363,6 +363,14 @@ def test_the_command_compares_plans(call: Callable[..., Any]) -> None:
     assert result.output == explain(small_case(), other=wrong_plans(small_case()))
 
 
+def test_the_command_shows_what_a_failure_is_saved_with(call: Callable[..., Any]) -> None:
+    small_case().save("failed.npz", wrong_plans(small_case()))
+    result = call("failed.npz")
+    assert result.exit_code == 0
+    assert result.output == explain(small_case(), other=wrong_plans(small_case()))
+    assert call("failed.npz", "--other", "case.npz").output.endswith("none\n")
+
+
 def test_the_command_compares_cases(call: Callable[..., Any]) -> None:
     small_case(swa_window_size=3).save("other.npz")
     result = call("case.npz", "--other", "other.npz")
@@ -403,6 +411,9 @@ BAD_CALLS = {
         "neither plans nor a case: .*it lacks name",
     ),
     "an unknown picture": (("case.npz", "--plot", "picture.xyz"), "xyz.*is not supported|supported formats"),
+    "a picture that is a directory": (("case.npz", "--plot", "."), ".: is a directory"),
+    "a picture without a name": (("case.npz", "--plot", ""), "is a directory"),
+    "plans that are none": (("halves.npz",), "halves.npz: not a case .*lacks after.verify_s"),
     "a picture nowhere": (
         ("case.npz", "--plot", "no/where.png"),
         "where.png: cannot be written: No such file",
@@ -420,6 +431,8 @@ def test_a_bad_call_ends_with_2_and_says_why(
     Path("text.npz").write_text("no archive")
     small_case(prefix_lens=np.zeros(8, np.float32)).save("refused.npz")
     np.savez("odd.npz", something=np.zeros(3))
+    with np.load("case.npz") as arrays:
+        np.savez("halves.npz", **arrays, **{"after.enable": np.zeros(1, np.int32)})
     np.savez("half.npz", **{"before.enable": np.zeros(1)})
     result = call(*arguments)
     assert result.exit_code == 2
@@ -459,6 +472,18 @@ def test_a_picture_is_drawn(case: Case, tmp_path: Path) -> None:
     width, height = size_of(tmp_path / "picture.png")
     assert 700 <= width <= 1200
     assert 200 <= height <= 4400
+
+
+def test_what_goes_on_past_the_right_edge_is_in_the_legend(tmp_path: Path) -> None:
+    pytest.importorskip("matplotlib")
+    from shared_ref.conformance.explain_plot import plot
+
+    def legend(case: Case) -> str:
+        plot(case, tmp_path / "picture.svg")
+        return (tmp_path / "picture.svg").read_text()
+
+    assert "goes on past the right edge" in legend(small_case(extend_seq_lens=np.full(8, 10_000)))
+    assert "goes on past the right edge" not in legend(small_case(extend_seq_lens=np.ones(8, np.int64)))
 
 
 def test_the_picture_of_one_request(call: Callable[..., Any]) -> None:

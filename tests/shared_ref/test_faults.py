@@ -124,6 +124,54 @@ def test_torch_s_and_jax_s_faults_are_read() -> None:
     assert decode_faults(of_torch) == decode_faults(of_jax) == decode_faults(faults)
 
 
+def arrays_of(framework: str, inputs: dict[str, Any]) -> dict[str, Any]:
+    module = pytest.importorskip(framework)
+    of = module.from_numpy if framework == "torch" else module.numpy.asarray
+    return {k: of(v) if isinstance(v, np.ndarray) else v for k, v in inputs.items()}
+
+
+@pytest.mark.parametrize("framework", ["torch", "jax"])
+def test_inputs_may_be_any_framework_s(framework: str) -> None:
+    table = np.full((3, 4), 2**30 + 25, np.int32)
+    faults, given = counted(req_to_token=table, full_to_swa_index_mapping=np.arange(42), page_size=4)
+    narrow = {k: v.astype(np.int32) if isinstance(v, np.ndarray) else v for k, v in given.items()}
+    lines = decode_faults(faults, given)
+    assert (
+        "request 0, position 0: slot 4294967396 is outside full_to_swa_index_mapping (42 slots); 9 in all"
+        in lines
+    )
+    assert decode_faults(faults, arrays_of(framework, narrow)) == lines
+
+
+def test_a_buffer_in_a_jax_ref_is_read() -> None:
+    jax = pytest.importorskip("jax", reason="JAX is not installed")
+    import kvcanary_jax
+
+    faults, _ = counted()
+    with jax.enable_x64(True):
+        ref = jax.new_ref(jax.numpy.asarray(faults.buffer))
+    assert decode_faults(kvcanary_jax.Faults(buffer=ref)) == decode_faults(faults)
+
+
+@pytest.mark.parametrize(
+    ("without", "changes", "message"),
+    [
+        ("prefix_lens", {}, "decode_faults needs prefix_lens in inputs"),
+        ("", {"prefix_lens": np.array([4, -2])}, "prefix_lens length must be 4, got 2"),
+        (
+            "",
+            {"req_to_verify_expected_tokens": TABLE},
+            "decode_faults needs req_to_verify_expected_tokens_valid_lens in inputs",
+        ),
+    ],
+)
+def test_inputs_that_are_not_whole_are_refused(without: str, changes: dict[str, Any], message: str) -> None:
+    faults, given = counted()
+    inputs = {k: v for k, v in given.items() if k != without} | changes
+    with pytest.raises(ValueError, match=f"^kv-canary: {message}$"):
+        decode_faults(faults, inputs)
+
+
 def test_a_strict_look_at_a_vast_length_takes_little_memory() -> None:
     """2**33 positions, the first of them past the mapping: an array of them all would be 64 GiB."""
     with pytest.raises(ValueError, match="request 0, position 0: slot 1073741824 is outside"):

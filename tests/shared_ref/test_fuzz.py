@@ -418,6 +418,8 @@ def test_json(call: Callable[..., Result], directory: Path) -> None:
         (("--require", "absent"), "required, but unavailable: absent: no chip"),
         (("--backend", "absent"), "no backend to run: absent: no chip"),
         (("--seconds", "0"), "Invalid value for '--seconds'"),
+        (("--seconds", "nan"), "--seconds must be a number, got nan"),
+        (("--seconds", "inf", "--cases", "1"), "--seconds must be a number, got inf"),
         (("--cases", "0"), "Invalid value for '--cases'"),
         (("--seed", "-1"), "Invalid value for '--seed'"),
         (("--impl", "nothing"), "'nothing' is not of the form package.module:function"),

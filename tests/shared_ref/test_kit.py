@@ -87,6 +87,8 @@ def test_a_path_that_leads_nowhere(module: Any, tmp_path: Path) -> None:
     module("port_four", "import json\nTABLE = {}\ndef launch(**arguments): ...\n")
     module("port_five", "import no_such_library\n")
     module("port_six", "1 / 0\n")
+    module("port_seven", "raise SystemExit(0)\n")
+    module("port_eight", "def __getattr__(name):\n    raise RuntimeError(name)\n")
     for path, message in (
         ("port_none:f", f"there is no module 'port_none' in {tmp_path} or where Python looks"),
         ("port_none.a.b:f", f"there is no module 'port_none' in {tmp_path} or where Python looks"),
@@ -94,6 +96,8 @@ def test_a_path_that_leads_nowhere(module: Any, tmp_path: Path) -> None:
         ("port_four:launch.x", "port_four.launch has no 'x'"),
         ("port_five:f", "port_five does not import: No module named 'no_such_library'"),
         ("port_six:f", "port_six does not import: ZeroDivisionError: division by zero"),
+        ("port_seven:f", "port_seven does not import: SystemExit: 0"),
+        ("port_eight:f", "port_eight has no 'f'"),
     ):
         with pytest.raises(ImplementationError) as raised:
             load_implementation(path)

@@ -1117,3 +1117,14 @@ def test_strategies_without_hypothesis_name_the_extra_that_brings_it(monkeypatch
     monkeypatch.delitem(sys.modules, strategies.__name__)
     with pytest.raises(ImportError, match=r"pip install 'kvcanary\[test\]'"):
         importlib.import_module(strategies.__name__)
+
+
+@pytest.mark.filterwarnings("ignore::PendingDeprecationWarning")
+@pytest.mark.parametrize("name", ["req_to_token", "req_to_verify_expected_tokens"])
+def test_a_matrix_is_a_table(name: str) -> None:
+    """Rows of `np.matrix` stay matrices, of which a slice is no vector."""
+    given = case([1, 2], [3, 2], window=2, mapping=HUNDREDS, tokens=TOKENS, valid_lens=[3, 1])
+    inputs = dataclasses.replace(given.inputs, **{name: np.asmatrix(getattr(given.inputs, name))})
+    got = Case("matrix", inputs, given.before).expected()
+    for field, buffer in given.expected().buffers().items():
+        assert np.array_equal(got.buffers()[field], buffer), field

@@ -285,11 +285,60 @@ def test_an_exception_is_the_backends_failure() -> None:
     assert right.plans == 2
 
 
-def test_returning_no_pair_is_the_backends_failure() -> None:
-    failure = check(lambda **arguments: arguments["verify_plan_out"], make_case())
+class Speechless(Exception):
+    def __str__(self) -> str:
+        raise ValueError
+
+
+@pytest.mark.parametrize(
+    ("raised", "error"),
+    [(SystemExit(0), "SystemExit: 0"), (SystemExit(5), "SystemExit: 5"), (Speechless(), "Speechless")],
+)
+def test_what_an_implementation_raises_does_not_end_the_judgement(raised: BaseException, error: str) -> None:
+    def launch(**arguments: Any) -> None:
+        raise raised
+
+    broken, right = run([backend(launch), NUMPY], [make_case()])
+    assert broken.failure is not None
+    assert broken.failure.error == error
+    assert right.failure is None
+
+
+@pytest.mark.parametrize("returned", [1, (1,), (1, 2), (np.zeros(3), 3), (1, 2, 3)])
+def test_returning_no_pair_is_the_backends_failure(returned: Any) -> None:
+    failure = check(lambda **arguments: returned, make_case())
     assert failure is not None
-    assert failure.error is not None
-    assert failure.error.startswith("TypeError: ")
+    assert failure.error == (
+        f"TypeError: a launcher returns None or the pair of new plans, got {type(returned).__name__}"
+    )
+
+
+def test_a_plain_backend_gets_plain_cases_alone() -> None:
+    def launch(**arguments: Any) -> None:
+        assert "page_size" not in arguments
+        assert "faults_out" not in arguments
+        reference(**arguments)
+
+    paged = make_case("paged", page_size=2)
+    counting = Case.poisoned("counting", make_case().inputs, write_req_capacity=6, extras=("faults_out",))
+    plain, full = run([backend(launch, plain=True), NUMPY], [paged, counting, make_case()])
+    assert (plain.plans, full.plans) == (1, 3)
+    assert plain.failure is None
+    assert check(launch, paged) is not None
+
+
+def test_a_failure_has_what_the_launch_made() -> None:
+    def launch(**arguments: Any) -> None:
+        reference(**arguments)
+        arguments["write_plan_out"].write_offsets[0] = 9
+
+    failure = check(launch, make_case())
+    assert failure is not None
+    assert failure.after is not None
+    assert failure.after.write.write_offsets[0] == 9
+    assert np.array_equal(
+        failure.after.verify.verify_slot_indices, make_case().expected().verify.verify_slot_indices
+    )
 
 
 def test_a_returned_pair_is_judged_instead_of_the_given_plans() -> None:

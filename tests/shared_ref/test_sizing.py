@@ -163,6 +163,8 @@ def test_the_bytes_are_those_of_both_plans() -> None:
         ({"pool_slots": 1.5e5}, "pool_slots must be an int, got float"),
         ({"max_seq_len": True}, "max_seq_len must be an int, got bool"),
         ({"swa_window_size": None}, "swa_window_size must be an int, got NoneType"),
+        ({"graph_batch_sizes": 5}, "graph_batch_sizes must be a list of ints, got int"),
+        ({"graph_batch_sizes": b"ab"}, "graph_batch_sizes must be a list of ints, got bytes"),
         ({"graph_batch_sizes": ["8"]}, "graph_batch_sizes must be an int, got str"),
     ],
 )
