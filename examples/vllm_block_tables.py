@@ -107,7 +107,7 @@ def main() -> None:
     worker.block_table[1, 1] = NUM_BLOCKS  # one block past the pool: a mistake of the block manager
     planner.step(worker.metadata(computed=[4, 6], scheduled=[1, 1], padded=2))
     report("a corrupted block table", planner)
-    print(*shared_ref.decode_faults(planner.faults.buffer.cpu().numpy()), sep="\n")
+    print(*shared_ref.decode_faults(planner.faults), sep="\n")
 
 
 if __name__ == "__main__":

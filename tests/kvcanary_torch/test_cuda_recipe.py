@@ -1,4 +1,4 @@
-"""From a call on CUDA tensors to a launch, without a GPU: on the CPU's tensors, and a kernel that takes notes."""
+"""From a call on CUDA tensors to a launch, without a GPU: CPU tensors, and a kernel that takes notes."""
 
 from __future__ import annotations
 

@@ -116,9 +116,9 @@ _COLUMNS = "tensor.columns is not None and info.shape[1] != tensor.columns"
 WEAKENED = (
     _weak("a bool is an integer", _INT, "if not isinstance(value, int | np.integer):"),
     _weak("every number is an integer", _INT, "if isinstance(value, bool) or not hasattr(value, 'real'):"),
-    _weak("int32's upper end alone", "if not -(2**31) <= value < 2**31:", "if not value < 2**31:"),
-    _weak("int32's lower end alone", "if not -(2**31) <= value < 2**31:", "if not -(2**31) <= value:"),
-    _weak("2**31 fits int32", "if not -(2**31) <= value < 2**31:", "if not -(2**31) <= value <= 2**31:"),
+    _weak("int32's upper end alone", "if not -(2**31) <= n < 2**31:", "if not n < 2**31:"),
+    _weak("int32's lower end alone", "if not -(2**31) <= n < 2**31:", "if not -(2**31) <= n:"),
+    _weak("2**31 fits int32", "if not -(2**31) <= n < 2**31:", "if not -(2**31) <= n <= 2**31:"),
     _weak(
         "every tensor may be None",
         "isinstance(array, framework.array_type) or (array is None and tensor.optional)",

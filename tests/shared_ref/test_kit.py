@@ -218,10 +218,20 @@ def test_a_third_party_s_backend_is_listed_and_judged(tmp_path: Path) -> None:
 # The guide.
 
 
-def test_the_guide_s_code_runs(example: Any, capsys: pytest.CaptureFixture[str]) -> None:
-    (code,) = blocks("python")
-    exec(compile(code, "docs/conformance.md", "exec"), {})
+def test_the_guide_s_code_runs(
+    example: Any, capsys: pytest.CaptureFixture[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    pytest.importorskip("click")
+    from click.testing import CliRunner
+
+    from shared_ref.cli import main
+
+    monkeypatch.chdir(tmp_path)
+    exec(compile("\n".join(blocks("python")), "docs/conformance.md", "exec"), {})
     assert capsys.readouterr().out == "None\n"
+    shown = CliRunner().invoke(main, ["explain", "step-4711.npz"]).output
+    assert "step 4711" in shown
+    assert "prefix_lens 9 exceeds the 8 positions of req_to_token" in shown
 
 
 def test_the_guide_s_entry_point_is_the_example_s() -> None:
