@@ -186,14 +186,13 @@ WEAKENED = (
     _weak("inputs must be writable", "if tensor.output and not info.writable:", "if not info.writable:"),
     _weak(
         "valid lengths are checked without a table",
-        '        if "req_to_verify_expected_tokens" not in self.infos:  # then ignored, whatever it is\n'
-        '            self.infos.pop("req_to_verify_expected_tokens_valid_lens", None)\n',
-        "",
+        "[name for name in names if name != _VALID_LENS or arguments[_TOKENS] is not None]",
+        "names",
     ),
     _weak(
         "valid lengths are wanted without a table",
-        "if table in call.infos and valid_lens not in call.infos:",
-        "if valid_lens not in call.infos:",
+        "if _TOKENS in call.infos and _VALID_LENS not in call.infos:",
+        "if _VALID_LENS not in call.infos:",
     ),
     _weak(
         "entries before offsets",
