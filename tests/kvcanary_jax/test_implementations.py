@@ -23,7 +23,7 @@ from jax_support import (
 )
 
 import kvcanary_jax
-from kvcanary_jax import api, implementations
+from kvcanary_jax import api, gpu, implementations
 from shared_ref.schema import LAUNCH_ENTRIES, LAUNCH_OFFSETS, Launcher
 
 pytestmark = pytest.mark.filterwarnings("error")
@@ -205,3 +205,23 @@ def test_a_kernel_s_arrays_are_fenced_off_and_its_batches_are_launched_one_by_on
     batched = jax.vmap(lambda x: plan({"x": x, "n": 1}))(np.arange(6, dtype=np.int32).reshape(2, 3))
     assert batched["out"].tolist() == [[1, 2, 3], [4, 5, 6]]
     assert set(calls) == {(3,)}
+    batches = jax.make_jaxpr(jax.vmap(lambda x: plan({"x": x, "n": 1})))(np.zeros((2, 3), np.int32))
+    assert "scan" in str(batches)
+    assert "scan" not in text
+
+
+def test_multiprocessors_are_the_cuda_gpu_s(monkeypatch: pytest.MonkeyPatch) -> None:
+    def devices(platform: str | None = None) -> list[Any]:
+        if platform != "cuda":
+            return [SimpleNamespace(core_count=2)]
+        if not present:
+            raise RuntimeError("Unknown backend cuda")
+        return present
+
+    monkeypatch.setattr(gpu.jax, "devices", devices)
+    present = [SimpleNamespace(core_count=114)]
+    assert gpu.multiprocessors() == 114
+    present = [SimpleNamespace()]
+    assert gpu.multiprocessors() == 132
+    present = []
+    assert gpu.multiprocessors() == 132

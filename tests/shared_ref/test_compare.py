@@ -111,6 +111,14 @@ VARIANTS = [
         {"swa_window_size": 0, "full_to_swa_index_mapping": None, "verify_capacity": 27},
         Expectation("verify_slot_indices", 1, "slot is translate(req_to_token[row, p])", 1, 2, 1),
     ),
+    (
+        {"page_size": 2, "full_to_swa_index_mapping": np.arange(200)},
+        Expectation("verify_slot_indices", 0, "slot is translate(cell(row, p))", 1, 2, 2),
+    ),
+    (
+        {"page_size": 2, "full_to_swa_index_mapping": np.arange(200)},
+        Expectation("verify_prev_slot_indices", 1, "prev slot is translate(cell(row, p - 1))", 1, 2, 3),
+    ),
 ]
 
 

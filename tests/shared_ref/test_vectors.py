@@ -245,6 +245,15 @@ def test_a_staged_launch_that_writes_to_its_inputs_or_raises() -> None:
     assert result.error == "ZeroDivisionError: integer division or modulo by zero"
 
 
+def test_a_staged_launch_that_exits_is_told_of() -> None:
+    def launch(**arguments: Any) -> None:
+        raise SystemExit(0)
+
+    vector = next(v for v in vectors() if v.launcher == LAUNCH_OFFSETS.name)
+    result = check_vector(launch, vector)
+    assert (result.passed, result.error) == (False, "SystemExit: 0")
+
+
 def test_a_staged_vector_is_no_case() -> None:
     with pytest.raises(ValueError, match=r"^staged-offsets is a vector of launch_plan_offsets_kernel"):
         named("staged-offsets").case()
