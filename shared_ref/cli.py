@@ -9,9 +9,9 @@ try:
 
     from .commands.conform import conform
     from .commands.doctor import doctor
+    from .commands.explain import explain
     from .commands.fuzz import fuzz_command
     from .commands.vectors import vectors
-    from .conformance.explain_command import explain
 except ModuleNotFoundError as error:
     if (error.name or "").partition(".")[0] not in ("click", "rich"):
         raise

@@ -11,10 +11,10 @@ import torch
 
 from shared_ref.conformance.case import Case
 from shared_ref.conformance.fuzz_cases import BLOCK, LAYOUTS, ROUNDS, Block, FuzzCases, Layout
+from shared_ref.conformance.values import BETWEEN_ROWS
 
 MOST_BLOCKS = 8
 """Of a chunk; a rare layout's has fewer, so that one of each layout is met in `ROUNDS` rounds."""
-_BETWEEN_ROWS = 777_777
 
 Tensors = dict[str, torch.Tensor]
 
@@ -96,7 +96,7 @@ def _placed(array: np.ndarray, layout: Layout, device: str) -> torch.Tensor:
         return tensor
     width = array.shape[2]
     shape = (*array.shape[:2], width + layout.gap)
-    wide = torch.full(shape, _BETWEEN_ROWS, dtype=tensor.dtype, device=device)
+    wide = torch.full(shape, BETWEEN_ROWS, dtype=tensor.dtype, device=device)
     wide[..., :width] = tensor
     return wide[..., :width]
 

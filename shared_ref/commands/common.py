@@ -6,6 +6,7 @@ import contextlib
 import json
 import re
 import shlex
+import zipfile
 from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 from typing import Any
@@ -17,7 +18,7 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, T
 from rich.text import Text
 
 from ..backends import Backend, backends
-from ..conformance.case import Plans
+from ..conformance.case import Case, Plans
 from ..conformance.kit import ImplementationError, implementation_backend
 from ..conformance.report import Run, failure_text, outcomes_table, verdict
 from ..conformance.runner import Outcome
@@ -90,6 +91,34 @@ def load(paths: Iterable[str]) -> list[Backend]:
         return [implementation_backend(path) for path in dict.fromkeys(paths)]
     except ImplementationError as error:
         raise BadCall(f"--impl {error}") from error
+
+
+NO_CASE = "not a case that kvcanary has saved"
+
+
+def load_case(path: Path) -> Case:
+    """A saved case that the reference takes."""
+    check_archive(path, NO_CASE)
+    try:
+        case = Case.load(path)
+    except Exception as error:  # numpy raises whatever an array that is none leads it to
+        raise BadCall(f"{path}: {NO_CASE}: {error}") from error
+    try:
+        case.expected()
+    except ValueError as error:
+        raise BadCall(f"{path}: the reference refuses this case: {error}") from error
+    return case
+
+
+def check_archive(path: Path, what: str) -> None:
+    """Refuse what is no `.npz` file, with these words of what it should be."""
+    try:
+        with path.open("rb") as file:
+            is_archive = zipfile.is_zipfile(file)
+    except OSError as error:
+        raise BadCall(f"{path}: cannot be read: {error.strerror or error}") from error
+    if not is_archive:
+        raise BadCall(f"{path}: {what}: it is no .npz file")
 
 
 def check_writable(path: Path) -> None:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-import zipfile
 from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import Any
@@ -30,6 +29,7 @@ from .common import (
     check_writable,
     choose,
     judged_backends,
+    load_case,
     print_outcomes,
     progress_bar,
     save_failures,
@@ -145,17 +145,7 @@ def _replayed(trace: Path | None, steps: int) -> _Source:
 
 
 def _saved(path: Path) -> _Source:
-    try:
-        case = Case.load(path)
-    except OSError as error:
-        raise BadCall(f"{path}: cannot be read: {error.strerror or error}") from error
-    except Exception as error:  # numpy raises whatever a file that is no such .npz leads it to
-        why = error if zipfile.is_zipfile(path) else "it is no .npz file"
-        raise BadCall(f"{path}: not a case that kvcanary has saved: {why}") from error
-    try:
-        case.expected()
-    except ValueError as error:
-        raise BadCall(f"{path}: the reference refuses this case: {error}") from error
+    case = load_case(path)
     return _Source(
         title=f"Case {case.name!r} of {path}",
         identity={"case": str(path), "name": case.name},

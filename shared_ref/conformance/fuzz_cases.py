@@ -7,7 +7,6 @@ one program for each of them. Cases come in blocks of one layout, whose arrays a
 from __future__ import annotations
 
 import itertools
-import math
 from collections.abc import Iterator, Sequence
 from typing import NamedTuple
 
@@ -16,17 +15,12 @@ import numpy as np
 from ..constants import PADDING_ROW
 from ..schema import OPTIONAL_OUTPUTS
 from .case import Case, PlanInputs, Plans
+from .values import BETWEEN_ROWS, INT32_MAX, INT32_MIN, INT64_MAX, INT64_MIN, WRAPPING, counting
 
 BLOCK = 64
 """Neighbouring cases that share a layout."""
 ROUNDS = 16
 """After so many rounds through the layouts, the rare ones among them, the order begins anew."""
-
-INT32_MIN, INT32_MAX = -(2**31), 2**31 - 1
-INT64_MIN, INT64_MAX = -(2**63), 2**63 - 1
-
-WRAPPING = (2**31, 2**32, 2**32 + 1, 2**32 + 3, INT64_MAX, -1, INT32_MIN, -(2**32) + 1, INT64_MIN)
-"""int64 values that turn into harmless ones where an implementation narrows, clips or wraps them."""
 
 
 class Layout(NamedTuple):
@@ -196,7 +190,9 @@ class _Draw:
             arrays["full_to_swa_index_mapping"] = self._odd_among(mapping, (0,), shares=(0, 0, 0.2, 1))
         if layout.tokens is not None:
             columns = layout.tokens[1]
-            tokens = self._odd_among(_counting(layout.tokens, 5001), (0, -1, INT32_MIN, INT32_MAX), random=0)
+            tokens = self._odd_among(
+                _each(counting(layout.tokens, 5001)), (0, -1, INT32_MIN, INT32_MAX), random=0
+            )
             lens = self.rng.integers(0, columns + 1, rows.shape)
             arrays["req_to_verify_expected_tokens"] = _apart(tokens, layout.gap)
             arrays["req_to_verify_expected_tokens_valid_lens"] = self._odd_among(
@@ -244,7 +240,7 @@ class _Draw:
     def _table(self) -> np.ndarray:
         """Cells count up, in half of the cases no further than the mapping; or are sentinels and borders."""
         layout = self.layout
-        cells = _counting(layout.table, 1)
+        cells = _each(counting(layout.table, 1))
         pages = (layout.mapping or INT32_MAX) // layout.page_size
         if layout.mapping is not None:
             cells[: BLOCK // 2] %= max(pages, 1)
@@ -278,9 +274,8 @@ class _Draw:
         return np.where(is_odd, odd, sound)
 
 
-def _counting(shape: tuple[int, int], first: int) -> np.ndarray:
-    """Of each case: cells that all differ, so that reading the wrong one shows."""
-    cells = np.arange(first, first + math.prod(shape), dtype=np.int32).reshape(shape)
+def _each(cells: np.ndarray) -> np.ndarray:
+    """The same for every case of a block."""
     return np.repeat(cells[None], BLOCK, axis=0)
 
 
@@ -289,7 +284,7 @@ def _apart(tables: np.ndarray, gap: int) -> np.ndarray:
     if gap == 0:
         return tables
     width = tables.shape[2]
-    wider = np.full((*tables.shape[:2], width + gap), 777_777, tables.dtype)
+    wider = np.full((*tables.shape[:2], width + gap), BETWEEN_ROWS, tables.dtype)
     wider[..., :width] = tables
     return wider[..., :width]
 

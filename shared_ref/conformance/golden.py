@@ -23,6 +23,7 @@ from ..schema import LAUNCH_ENTRIES, LAUNCH_OFFSETS, LAUNCH_PLAN, OPTIONAL_OUTPU
 from .case import Case, Launch, PlanInputs, Plans
 from .compare import FIRST_DIFFERENCES, Difference, FieldDifferences
 from .runner import run, told
+from .values import BETWEEN_ROWS
 
 FORMAT_VERSION = 1
 """Of the files' layout. A reader refuses any other."""
@@ -37,8 +38,6 @@ LAUNCHERS: dict[str, Launcher] = {
     launcher.name: launcher for launcher in (LAUNCH_PLAN, LAUNCH_OFFSETS, LAUNCH_ENTRIES)
 }
 _LINE = 110
-_GAP = 777_777
-"""Between the rows of a row-strided table: nobody may read it."""
 
 Arrays = dict[str, np.ndarray]
 
@@ -383,7 +382,7 @@ def _row_stride(table: np.ndarray) -> int:
 def _with_gaps(array: np.ndarray) -> np.ndarray:
     if array.ndim == 1 or array.flags.c_contiguous:
         return array
-    wide = np.full((len(array), _row_stride(array)), _GAP, array.dtype)
+    wide = np.full((len(array), _row_stride(array)), BETWEEN_ROWS, array.dtype)
     wide[:, : array.shape[1]] = array
     return wide
 

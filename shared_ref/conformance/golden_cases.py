@@ -16,9 +16,8 @@ from ..constants import PLAN_BS_BLOCK_SIZE, VERIFY_OFFSETS_SCRATCH_LEN
 from ..plan import VerifyPlan, WritePlan
 from ..schema import LAUNCH_ENTRIES, LAUNCH_OFFSETS, LAUNCH_PLAN, OPTIONAL_OUTPUTS
 from .case import Case, PlanInputs
+from .values import BETWEEN_ROWS, INT32_MAX, INT32_MIN, INT64_MAX, INT64_MIN, counting
 
-INT32_MIN, INT32_MAX = -(2**31), 2**31 - 1
-INT64_MIN, INT64_MAX = -(2**63), 2**63 - 1
 ROWS, WIDTH, POOL = 4, 16, 65
 PAGE = 8
 """Slots of a page, where a story speaks of pages."""
@@ -64,7 +63,7 @@ def _ints(*values: int) -> np.ndarray:
 
 
 def _counting(first: int, rows: int = ROWS, columns: int = WIDTH) -> np.ndarray:
-    return np.arange(first, first + rows * columns, dtype=np.int32).reshape(rows, columns)
+    return counting((rows, columns), first)
 
 
 def _table(rows: dict[int, Any] | None = None) -> np.ndarray:
@@ -196,9 +195,9 @@ def _page_tables() -> Iterator[Definition]:
         req_pool_indices=_ints(2, 2, 3, 2),
         prefix_lens=_ints(9, 3, 4, 0),
     )
-    wide = np.full((ROWS, WIDTH + 5), 777_777, np.int32)
+    wide = np.full((ROWS, WIDTH + 5), BETWEEN_ROWS, np.int32)
     wide[:, :WIDTH] = _table()
-    wide_tokens = np.full((ROWS, WIDTH + 3), 777_777, np.int32)
+    wide_tokens = np.full((ROWS, WIDTH + 3), BETWEEN_ROWS, np.int32)
     wide_tokens[:, :WIDTH] = TOKENS["req_to_verify_expected_tokens"]
     yield _plan(
         "row-strided-tables",

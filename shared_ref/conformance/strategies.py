@@ -11,7 +11,6 @@ from __future__ import annotations
 import dataclasses
 import functools
 import itertools
-import math
 from collections.abc import Sequence
 from typing import NamedTuple
 
@@ -20,6 +19,7 @@ import numpy as np
 from ..constants import PADDING_ROW
 from ..schema import OPTIONAL_OUTPUTS
 from .case import Case, PlanInputs
+from .values import BETWEEN_ROWS, INT32_MAX, INT32_MIN, INT64_MAX, INT64_MIN, WRAPPING, counting
 
 try:
     from hypothesis import strategies as st
@@ -27,12 +27,6 @@ except ImportError as error:
     raise ImportError(
         f"{__name__} needs hypothesis, which is not installed: pip install 'kvcanary[test]'"
     ) from error
-
-INT32_MIN, INT32_MAX = -(2**31), 2**31 - 1
-INT64_MIN, INT64_MAX = -(2**63), 2**63 - 1
-
-WRAPPING = (2**31, 2**32, 2**32 + 1, 2**32 + 3, INT64_MAX, -1, -(2**31), -(2**32) + 1, INT64_MIN)
-"""int64 values that turn into harmless ones where an implementation narrows, clips or wraps them."""
 
 
 class Layout(NamedTuple):
@@ -227,7 +221,7 @@ def _cases(draw: st.DrawFn, layouts: st.SearchStrategy[Layout], corrupt: bool | 
     if corrupt is None:
         corrupt = draw(_CORRUPT)
     batch = _batch(draw, layout, corrupt)
-    table, largest_cell = _counting(layout.table, 1), INT32_MAX
+    table, largest_cell = counting(layout.table, 1), INT32_MAX
     if layout.mapping is not None and not corrupt:
         pages = layout.mapping // layout.page_size
         largest_cell = pages - 1
@@ -237,10 +231,10 @@ def _cases(draw: st.DrawFn, layouts: st.SearchStrategy[Layout], corrupt: bool | 
     _scatter(draw, table, largest_cell)
     mapping = tokens = valid_lens = None
     if layout.mapping is not None:
-        mapping = _counting((layout.mapping,), 1001).astype(np.int64)
+        mapping = counting((layout.mapping,), 1001).astype(np.int64)
         _scatter(draw, mapping, INT64_MAX)
     if layout.tokens is not None:
-        tokens = _counting(layout.tokens, 5001)
+        tokens = counting(layout.tokens, 5001)
         if draw(_SENTINELS):
             tokens[:, 1::3] *= -1
         _scatter(draw, tokens, INT32_MAX)
@@ -350,11 +344,6 @@ def _within_token_table(r: _Request, layout: Layout) -> _Request:
     return r if has_row and first >= 0 else dataclasses.replace(r, valid_len=min(r.valid_len, first))
 
 
-def _counting(shape: tuple[int, ...], first: int) -> np.ndarray:
-    """Cells that all differ, so that reading the wrong one shows."""
-    return np.arange(first, first + math.prod(shape), dtype=np.int32).reshape(shape)
-
-
 def _scatter(draw: st.DrawFn, array: np.ndarray, largest: int) -> None:
     """Overwrite a few cells with values up to `largest`."""
     if array.size:
@@ -374,6 +363,6 @@ def _perhaps_strided(draw: st.DrawFn, table: np.ndarray) -> np.ndarray:
     if not draw(_STRIDED):
         return table
     rows, width = table.shape
-    wider = np.full((rows, width + 3), 777_777, table.dtype)
+    wider = np.full((rows, width + 3), BETWEEN_ROWS, table.dtype)
     wider[:, 2 : width + 2] = table
     return wider[:, 2 : width + 2]

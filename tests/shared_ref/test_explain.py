@@ -339,7 +339,7 @@ def call(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[..., Any]:
     pytest.importorskip("rich")
     from click.testing import CliRunner
 
-    from shared_ref.conformance.explain_command import explain as command
+    from shared_ref.commands.explain import explain as command
 
     monkeypatch.chdir(tmp_path)
     small_case().save("case.npz")
@@ -380,7 +380,7 @@ def test_the_command_compares_cases(call: Callable[..., Any]) -> None:
 
 def test_the_command_is_kvcanarys(call: Callable[..., Any]) -> None:
     from shared_ref.cli import main
-    from shared_ref.conformance.explain_command import explain as command
+    from shared_ref.commands.explain import explain as command
 
     assert main.commands["explain"] is command
 

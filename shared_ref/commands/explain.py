@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import zipfile
 from pathlib import Path
 
 import click
@@ -10,31 +9,26 @@ import numpy as np
 from rich.console import Console
 from rich.text import Text
 
-from .case import Case, Plans
-from .explain import explain as explained
-from .explain import load_plans, request_at
-from .explain_plot import PlotError, plot
+from ..conformance.case import Case, Plans
+from ..conformance.explain import explain as explained
+from ..conformance.explain import load_plans, request_at
+from ..conformance.explain_plot import PlotError, plot
+from .common import FILE, NO_CASE, BadCall, check_archive, load_case
 
-EXIT_BAD_CALL = 2
-_NO_CASE, _NEITHER = "not a case that kvcanary has saved", "neither plans nor a case"
-_FILE = click.Path(path_type=Path)
-
-
-class _BadCall(click.ClickException):
-    exit_code = EXIT_BAD_CALL
+_NEITHER = "neither plans nor a case"
 
 
 @click.command()
-@click.argument("case_path", type=_FILE, metavar="CASE.npz")
+@click.argument("case_path", type=FILE, metavar="CASE.npz")
 @click.option("--request", type=int, metavar="R", help="Only this request, by its index in the batch.")
 @click.option(
     "--other",
     "other_path",
-    type=_FILE,
+    type=FILE,
     metavar="OTHER.npz",
     help="Plans to compare with what the contract asks for, or another case to compare the inputs with.",
 )
-@click.option("--plot", "plot_path", type=_FILE, metavar="FILE.png", help="Draw requests against positions.")
+@click.option("--plot", "plot_path", type=FILE, metavar="FILE.png", help="Draw requests against positions.")
 def explain(case_path: Path, request: int | None, other_path: Path | None, plot_path: Path | None) -> None:
     """Show a saved case as a person reads it: what each request verifies and writes, why, and its faults.
 
@@ -44,41 +38,28 @@ def explain(case_path: Path, request: int | None, other_path: Path | None, plot_
 
     Exit status: 0 shown, 2 a bad call.
     """
-    case = _case(case_path)
+    case = load_case(case_path)
     other = _after(case_path) if other_path is None else _other(other_path)
     try:
         if request is not None:
             request_at(case, request)
         text = explained(case, request, other=other)
     except ValueError as error:
-        raise _BadCall(str(error)) from error
+        raise BadCall(str(error)) from error
     if plot_path is not None:
         _draw(case, plot_path, request)
     Console(highlight=False).print(_styled(text), end="", soft_wrap=True)
 
 
-def _case(path: Path) -> Case:
-    _check_archive(path, _NO_CASE)
-    try:
-        case = Case.load(path)
-    except Exception as error:  # numpy raises whatever an array that is none leads it to
-        raise _BadCall(f"{path}: {_NO_CASE}: {error}") from error
-    try:
-        case.expected()
-    except ValueError as error:
-        raise _BadCall(f"{path}: the reference refuses this case: {error}") from error
-    return case
-
-
 def _other(path: Path) -> Plans | Case:
     """The plans of a file, or the case."""
-    _check_archive(path, _NEITHER)
+    check_archive(path, _NEITHER)
     try:
         with np.load(path, allow_pickle=False) as arrays:
             is_case = any(name.startswith("before.") for name in arrays)
         return Case.load(path) if is_case else load_plans(path)
     except Exception as error:  # as above
-        raise _BadCall(f"{path}: {_NEITHER}: {error}") from error
+        raise BadCall(f"{path}: {_NEITHER}: {error}") from error
 
 
 def _after(path: Path) -> Plans | None:
@@ -88,28 +69,18 @@ def _after(path: Path) -> Plans | None:
             has_plans = any(name.startswith("after.") for name in arrays)
         return load_plans(path) if has_plans else None
     except Exception as error:  # as above
-        raise _BadCall(f"{path}: {_NO_CASE}: {error}") from error
-
-
-def _check_archive(path: Path, what: str) -> None:
-    try:
-        with path.open("rb") as file:
-            is_archive = zipfile.is_zipfile(file)
-    except OSError as error:
-        raise _BadCall(f"{path}: cannot be read: {error.strerror or error}") from error
-    if not is_archive:
-        raise _BadCall(f"{path}: {what}: it is no .npz file")
+        raise BadCall(f"{path}: {NO_CASE}: {error}") from error
 
 
 def _draw(case: Case, path: Path, request: int | None) -> None:
     if path.is_dir() or not path.name:
-        raise _BadCall(f"{path}: is a directory")
+        raise BadCall(f"{path}: is a directory")
     try:
         plot(case, path, request)
     except PlotError as error:
-        raise _BadCall(str(error)) from error
+        raise BadCall(str(error)) from error
     except OSError as error:
-        raise _BadCall(f"{path}: cannot be written: {error.strerror or error}") from error
+        raise BadCall(f"{path}: cannot be written: {error.strerror or error}") from error
 
 
 def _styled(text: str) -> Text:
