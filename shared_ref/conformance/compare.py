@@ -25,6 +25,9 @@ _KINDS = {
     for field in plan.fields()
 } | {name: f"int64 {list(shape)}" for name, shape in OPTIONAL_OUTPUTS.items()}
 
+_CAUSES = ("enable", "verify_num_valid", "verify_expected_positions", "write_offsets")
+"""What other fields follow from: whose entries there are, and where."""
+
 FIRST_DIFFERENCES = 3
 """How many differences of a field are described; all are counted."""
 
@@ -64,7 +67,9 @@ class FieldDifferences:
 def compare(
     case: Case, expected: Plans, actual: Plans, *, first: int = FIRST_DIFFERENCES
 ) -> tuple[FieldDifferences, ...]:
-    """The buffers of `actual` that differ from `expected`, in the contract's order; none if identical.
+    """The buffers of `actual` that differ from `expected`; none if identical.
+
+    Those that others follow from come first, then the contract's order.
 
     Args:
         case: the launch that both plans come from.
@@ -87,7 +92,7 @@ def compare(
                 _element_difference(name, int(i), before[name], want, have, explain) for i in indices[:first]
             )
             found.append(FieldDifferences(name, want.size, len(indices), described))
-    return tuple(found)
+    return tuple(sorted(found, key=lambda f: _CAUSES.index(f.field) if f.field in _CAUSES else len(_CAUSES)))
 
 
 def buffers(plans: Plans) -> dict[str, object]:

@@ -180,6 +180,18 @@ def test_an_element_that_was_never_written_says_so() -> None:
     assert difference.untouched
 
 
+def test_what_the_others_follow_from_comes_first() -> None:
+    case = small_case()
+    wider = Case("wider", small_case(swa_window_size=5).inputs, case.before).expected()
+    assert [found.field for found in compare(case, case.expected(), wider)] == [
+        "verify_num_valid",
+        "verify_expected_positions",
+        "verify_slot_indices",
+        "verify_expected_tokens",
+        "verify_prev_slot_indices",
+    ]
+
+
 def test_the_first_differences_are_described_and_all_are_counted() -> None:
     case = small_case()
     actual = case.expected()
