@@ -638,7 +638,7 @@ class TestSubjects:
         assert subject.check() is None
         assert subject.host_timings(FEW).keys() == {"host_us", "validation_us"}
         subject.inputs[0]["req_to_token"] += 1
-        assert str(subject.check()).startswith("enable differs")
+        assert str(subject.check()).startswith("verify_slot_indices differs")
 
     def test_torch_with_options(self, monkeypatch: pytest.MonkeyPatch) -> None:
         pytest.importorskip("triton", reason="Triton is not installed")
