@@ -384,14 +384,17 @@ def _large_batches() -> list[Case]:
             "entries behind a chunk of requests without any", 130, dict.fromkeys(range(64), 0) | {129: 5}
         ),
         scattered("a batch of 600", 600, {0: 40, 299: 3, 511: 17, 512: 16, 599: 33}, **with_mapping()),
-        scattered(
-            "pages and faults of a batch of 600",
-            600,
-            {0: 42, 299: 3, 511: 17, 512: -1, 598: 41, 599: 33},
-            **PAGED,
-            **with_mapping(30),
-            **_tokens_for(600),
-            extras=BOTH,
+        *(
+            scattered(
+                f"pages and faults of a batch of {bs}",
+                bs,
+                {0: 42, 299: 3, 511: 17, 512: -1, bs - 2: 41, bs - 1: 33},
+                **PAGED,
+                **with_mapping(30),
+                **_tokens_for(bs),
+                extras=BOTH,
+            )
+            for bs in (600, 1100)  # more than 512 and than 1,024: Mosaic and Triton take them otherwise
         ),
         _entries_past_int32(),
     ]
