@@ -340,7 +340,8 @@ def plan(
         for name in PLAN_INPUTS:
             if isinstance(arguments[name], np.ndarray):
                 arguments[name] = _from_numpy(arguments[name], beside)
-        integers = check(PLAN, _JAX_OR_NUMPY, arguments)
+        unknown = [name for name in PLAN_INPUTS if isinstance(arguments[name], np.ndarray)]
+        integers = check(PLAN, _JAX_OR_NUMPY if unknown else JAX, arguments)
         present = used(PLAN, arguments)
         inputs = {name: arguments[name] if name in present else None for name in PLAN_INPUTS}
         extras = {name: arguments[name] for name in OPTIONAL_OUTPUTS if arguments[name] is not None}

@@ -2,14 +2,16 @@
 
 Decomposition. The entries of one request are cut into *units* of `TILE` positions, so that a unit never
 crosses a request. Every program reads the whole batch's rows and prefix lengths (16 bytes a request, from
-L2 after the first program), scans them into the requests' last units and last entries, and then knows by
-one reduction which request a unit belongs to and where its entries go. Programs take one unit at a time, a
-grid's stride apart, so that neighbouring programs write neighbouring memory; in a large batch `UNITS` at a
-time of a share of neighbouring units. The first `WRITERS` programs write the write rows instead, an equal
+L2 after the first program). In a small batch it scans them into the requests' last units and last entries,
+and then knows by one reduction which request a unit belongs to and where its entries go: it takes one unit
+at a time, a grid's stride apart, so that neighbouring programs write neighbouring memory. In a large batch
+it sums chunks of `CHUNK` requests, looks up in which of them its share of neighbouring units begins, and
+walks on from there, `UNITS` at a time. The first `WRITERS` programs write the write rows instead, an equal
 share of the requests each.
 
-One program owns the elements of its units, respectively of its requests, and no two programs touch the
-same element of a plan: no atomics, no scratch, no order among programs.
+One program owns the elements of its units, respectively of its requests (with a mapping, each entry's slot
+is also its successor's predecessor, which the same program stores), and no two programs touch the same
+element of a plan: no atomics, no scratch, no order among programs.
 
 Bytes that must move for an entry: 4 of the slot table, 32 of the columns, 8 more with a mapping and 4
 more with a token table.

@@ -184,6 +184,9 @@ def _arguments(inputs: Mapping[str, Any]) -> dict[str, Any]:
             arguments[name] = as_numpy(arguments[name])
     tensors = [t for t in PLAN.tensors if t.name in PLAN_INPUTS]
     needed = {t.name for t in tensors if not t.optional}
+    if arguments.get("extend_seq_lens") is None:  # those of the entries launcher
+        arguments.pop("extend_seq_lens", None)
+        needed.remove("extend_seq_lens")
     if arguments["req_to_verify_expected_tokens"] is not None:
         needed.add("req_to_verify_expected_tokens_valid_lens")
     if missing := [t.name for t in tensors if t.name in needed and arguments.get(t.name) is None]:

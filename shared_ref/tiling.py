@@ -11,7 +11,7 @@ def positions_of_a_unit(large_batch: bool, swa_window_size: int, verify_capacity
     """How many neighbouring positions of a request a unit has: 128, 256 or 512.
 
     Args:
-        large_batch: whether there are so many requests that a kernel looks no unit up in the whole batch.
+        large_batch: whether there are so many requests that a kernel looks up its first unit alone.
     """
     if large_batch:
         return 256

@@ -145,8 +145,7 @@ def check_capacities(integers: Mapping[str, Any]) -> None:
 
 def check_capacity(plan: type[Plan], capacity: object) -> int:
     """The capacity of a plan to allocate, as a Python int; ValueError for none that it can have."""
-    n = _integer(Integer(plan.CAPACITY), capacity)
-    assert n is not None
+    n = _int32(plan.CAPACITY, capacity)
     if n < 1:
         name = "VerifyPlan" if issubclass(plan, VerifyPlanFields) else "WritePlan"
         fail(f"{name} {plan.CAPACITY} must be positive, got {n}")
@@ -163,11 +162,13 @@ def _check(launcher: Launcher, framework: Framework, arguments: Mapping[str, Any
 
 
 def _integer(integer: Integer, value: object) -> int | None:
-    if value is None and integer.optional:
-        return None
-    n = python_int(integer.name, value)
+    return None if value is None and integer.optional else _int32(integer.name, value)
+
+
+def _int32(name: str, value: object) -> int:
+    n = python_int(name, value)
     if not -(2**31) <= n < 2**31:
-        fail(f"{integer.name} must fit int32, got {n}")
+        fail(f"{name} must fit int32, got {n}")
     return n
 
 

@@ -357,7 +357,7 @@ def _accumulated(case: Case) -> list[Case]:
 
 
 def _large_batches() -> list[Case]:
-    """More than one chunk of requests, few of them with entries."""
+    """As many requests as a warp or a chunk takes, or one more, few of them with entries."""
 
     def scattered(name: str, bs: int, lens: dict[int, int], **changes: Any) -> Case:
         """Padding but for some requests' prefix lengths."""
@@ -376,9 +376,12 @@ def _large_batches() -> list[Case]:
         scattered("padding longer than a chunk", 200, {5: 40, 150: 33, 199: 1}),
         scattered("a chunk of padding first", 200, {130: 20, 131: 16}),
         scattered("requests at the borders of chunks", 200, far, **with_mapping(), **_tokens_for(200)),
-        scattered("a batch of one chunk", 64, {0: 5, 31: 40, 63: 17}),
-        scattered("one request more than a chunk", 65, {63: 17, 64: 18}),
-        scattered("a full batch of two chunks", 128, {0: 2, 127: 39}, spare=0),
+        scattered("a batch of 16", 16, {0: 5, 7: 40, 15: 17}),
+        scattered("a batch of 17", 17, {15: 17, 16: 18}),
+        scattered("a full batch of 32", 32, {0: 2, 31: 39}, spare=0),
+        scattered("a batch of 64", 64, {0: 5, 31: 40, 63: 17}),
+        scattered("a batch of 65", 65, {63: 17, 64: 18}),
+        scattered("a full batch of 128", 128, {0: 2, 127: 39}, spare=0),
         scattered("a crowd of short requests", 140, crowd, swa_window_size=1, **with_mapping()),
         scattered(
             "entries behind a chunk of requests without any", 130, dict.fromkeys(range(64), 0) | {129: 5}

@@ -6,7 +6,7 @@ from typing import Any
 
 import numpy as np
 
-from shared_ref.integrations.vllm import plan_keywords
+from shared_ref.integrations.vllm import check_ndim, plan_keywords
 
 
 def from_vllm(
@@ -29,10 +29,11 @@ def from_vllm(
         ValueError: the shapes do not belong together (several data-parallel ranks' metadata does not: plan
             inside the `shard_map`), or `sliding_window` is below 2.
     """
+    check_ndim("seq_lens", metadata.seq_lens, 1)
     return plan_keywords(
         metadata,
         block_size=block_size,
-        rows=np.arange(np.size(metadata.seq_lens), dtype=np.int32),
+        rows=np.arange(len(metadata.seq_lens), dtype=np.int32),
         num_computed_tokens=num_computed_tokens,
         sliding_window=sliding_window,
     )

@@ -6,7 +6,7 @@ from typing import Any
 
 import torch
 
-from shared_ref.integrations.vllm import plan_keywords
+from shared_ref.integrations.vllm import check_ndim, plan_keywords
 
 
 def from_vllm(
@@ -36,7 +36,8 @@ def from_vllm(
     """
     if rows is None:
         seq_lens = metadata.seq_lens
-        rows = torch.arange(seq_lens.numel(), dtype=torch.int32, device=seq_lens.device)
+        check_ndim("seq_lens", seq_lens, 1)
+        rows = torch.arange(len(seq_lens), dtype=torch.int32, device=seq_lens.device)
     return plan_keywords(
         metadata,
         block_size=block_size,

@@ -19,6 +19,7 @@ from rich.text import Text
 
 from ..backends import Backend, backends
 from ..conformance.case import Case, Plans
+from ..conformance.compare import buffers
 from ..conformance.kit import ImplementationError, implementation_backend
 from ..conformance.report import Run, failure_text, outcomes_table, verdict
 from ..conformance.runner import Outcome
@@ -163,11 +164,17 @@ def save_failures(outcomes: list[Outcome]) -> dict[str, str]:
     return saved
 
 
-def _saved(after: Plans | None) -> Plans | None:
-    """Plans that a file can hold: an implementation may return anything."""
-    buffers = [] if after is None else [*after.buffers().values()]
-    can_be = all(isinstance(b, np.ndarray) and not b.dtype.hasobject for b in buffers)
-    return after if can_be else None
+def _saved(after: Plans | None) -> dict[str, np.ndarray] | None:
+    """The buffers, if a file can hold them: an implementation may return anything."""
+    made = {} if after is None else buffers(after)
+    arrays = {k: b for k, b in made.items() if isinstance(b, np.ndarray) and not b.dtype.hasobject}
+    return arrays if len(arrays) == len(made) else None
+
+
+def refuse_unjudged(unjudged: Iterable[str], asked_for: bool) -> None:
+    """End with 2 where plain backends that were named got no plain case: nothing is known of them."""
+    if asked_for and (names := ", ".join(unjudged)):
+        raise BadCall(f"not judged, for every case has pages or optional outputs: {names}")
 
 
 def _free_path(stem: str) -> Path:

@@ -32,6 +32,7 @@ from .common import (
     load_case,
     print_outcomes,
     progress_bar,
+    refuse_unjudged,
     save_failures,
     write_json,
 )
@@ -98,6 +99,7 @@ def conform(
     _print_result(console, judged)
     if json_path is not None:
         write_json(json_path, as_json(judged))
+    refuse_unjudged(judged.unjudged, bool(names or required))
     context.exit(0 if judged.is_identical else EXIT_DIFFERENT)
 
 

@@ -13,7 +13,7 @@ from ..conformance.case import Case, Plans
 from ..conformance.explain import explain as explained
 from ..conformance.explain import load_plans, request_at
 from ..conformance.explain_plot import PlotError, plot
-from .common import FILE, NO_CASE, BadCall, check_archive, load_case
+from .common import FILE, BadCall, check_archive, load_case
 
 _NEITHER = "neither plans nor a case"
 
@@ -58,7 +58,7 @@ def _other(path: Path) -> Plans | Case:
         with np.load(path, allow_pickle=False) as arrays:
             is_case = any(name.startswith("before.") for name in arrays)
         return Case.load(path) if is_case else load_plans(path)
-    except Exception as error:  # as above
+    except Exception as error:  # numpy raises whatever an array that is none leads it to
         raise BadCall(f"{path}: {_NEITHER}: {error}") from error
 
 
@@ -69,11 +69,11 @@ def _after(path: Path) -> Plans | None:
             has_plans = any(name.startswith("after.") for name in arrays)
         return load_plans(path) if has_plans else None
     except Exception as error:  # as above
-        raise BadCall(f"{path}: {NO_CASE}: {error}") from error
+        raise BadCall(f"{path}: what an implementation made of the case is damaged: {error}") from error
 
 
 def _draw(case: Case, path: Path, request: int | None) -> None:
-    if path.is_dir() or not path.name:
+    if path.is_dir():
         raise BadCall(f"{path}: is a directory")
     try:
         plot(case, path, request)

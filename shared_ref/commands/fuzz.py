@@ -21,6 +21,7 @@ from .common import (
     judged_backends,
     print_outcomes,
     progress_bar,
+    refuse_unjudged,
     save_failures,
     write_json,
 )
@@ -83,6 +84,7 @@ def fuzz_command(
     _print_result(console, fuzzed, judged)
     if json_path is not None:
         write_json(json_path, as_json(judged))
+    refuse_unjudged(judged.unjudged, bool(names or required))
     context.exit(0 if fuzzed.is_identical else EXIT_DIFFERENT)
 
 

@@ -39,6 +39,7 @@ from .common import (
     judged_backends,
     load,
     progress_bar,
+    refuse_unjudged,
     write_json,
 )
 
@@ -129,6 +130,8 @@ def check(
     if json_path is not None:
         source = {"vectors": str(directory or shipped_vectors_path()), "launcher": launcher}
         write_json(json_path, _as_json(source, found, selected, verdicts))
+    unjudged = [v.backend.name for v in verdicts if v.word == "not judged"]
+    refuse_unjudged(unjudged, bool(names or required))
     context.exit(0 if all(v.is_identical for v in verdicts) else EXIT_DIFFERENT)
 
 
@@ -179,6 +182,8 @@ class _Verdict:
     def word(self) -> str:
         if self.unavailable is not None:
             return "unavailable"
+        if not self.results:
+            return "not judged"
         return "identical" if self.is_identical else "different"
 
     @property
@@ -200,13 +205,11 @@ class _Verdict:
 def _judge(chosen: list[Backend], selected: list[Vector]) -> list[_Verdict]:
     verdicts = [_Verdict(backend, backend.unavailable()) for backend in chosen]
     running = [verdict for verdict in verdicts if verdict.unavailable is None]
-    with progress_bar(len(running) * len(selected)) as advance:
-        for verdict in running:
-            for vector in selected:
-                if verdict.backend.plain and not vector.is_plain:
-                    continue
-                verdict.results.append(check_vector(verdict.backend.launch, vector))
-                advance(verdict.backend.name)
+    pairs = [(v, vector) for v in running for vector in selected if vector.is_plain or not v.backend.plain]
+    with progress_bar(len(pairs)) as advance:
+        for verdict, vector in pairs:
+            verdict.results.append(check_vector(verdict.backend.launch, vector))
+            advance(verdict.backend.name)
     return verdicts
 
 

@@ -139,15 +139,14 @@ class Case(NamedTuple):
         """The plans after the reference."""
         return self.run(launch_canary_plan_kernels_reference)
 
-    def save(self, path: str | Path, after: Plans | None = None) -> None:
+    def save(self, path: str | Path, after: Mapping[str, np.ndarray] | None = None) -> None:
         """Write the case as one `.npz`: inputs by argument name, outputs as `before.<field>`.
 
-        With `after`, what an implementation made of it too, as `after.<field>`.
+        With `after`, the buffers that an implementation made of it, by field, as `after.<field>` too.
         """
         arrays = {k: v for k, v in self.inputs.keywords().items() if v is not None}
         arrays |= {f"before.{name}": buffer for name, buffer in self.before.buffers().items()}
-        if after is not None:
-            arrays |= {f"after.{name}": buffer for name, buffer in after.buffers().items()}
+        arrays |= {f"after.{name}": buffer for name, buffer in (after or {}).items()}
         np.savez_compressed(path, name=self.name, **arrays)
 
     @classmethod

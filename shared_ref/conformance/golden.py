@@ -301,10 +301,11 @@ def _check_names(vector: Vector) -> None:
         (vector.before.keys(), outputs),
         (vector.expected.keys(), {*vector.before}),
     ):
-        if wrong := (given - known) | (known - given - optional):
-            raise LookupError(f"{vector.name}: {', '.join(sorted(wrong))}")
+        for what, names in (("unknown", given - known), ("missing", known - given - optional)):
+            if names:
+                raise LookupError(f"{vector.name}: {what}: {', '.join(sorted(names))}")
     if nulls := [name for name, buffer in (vector.before | vector.expected).items() if buffer is None]:
-        raise LookupError(f"{vector.name}: {', '.join(nulls)}")
+        raise LookupError(f"{vector.name}: null: {', '.join(nulls)}")
 
 
 def _array(data: bytes, place: dict[str, Any] | None) -> np.ndarray | None:

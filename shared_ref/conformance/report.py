@@ -16,6 +16,7 @@ from rich.table import Table
 from rich.text import Text
 
 from ..backends import Backend
+from ..schema import OPTIONAL_OUTPUTS
 from .case import Case
 from .compare import FieldDifferences
 from .explain import difference_text
@@ -51,6 +52,11 @@ class Run:
     def is_identical(self) -> bool:
         return all(outcome.failure is None for outcome in self.outcomes)
 
+    @property
+    def unjudged(self) -> list[str]:
+        """Names of the backends that got no case."""
+        return [o.backend.name for o in self.outcomes if verdict(o) == "not judged"]
+
     def steps(self, outcome: Outcome) -> int:
         """Steps that a backend has planned, the last one perhaps in part."""
         return -(-outcome.plans // self.plans_per_step)
@@ -62,7 +68,7 @@ def verdict(outcome: Outcome) -> str:
         return "unavailable"
     failure = outcome.failure
     if failure is None:
-        return "identical"
+        return "identical" if outcome.plans else "not judged"
     if failure.error is not None:
         return "raised"
     return "different" if failure.differences else "wrote inputs"
@@ -198,8 +204,11 @@ def wrongs_text(wrongs: Wrongs) -> RenderableType:
     if wrongs.error is not None:
         lines = wrongs.error.splitlines()
         cut = ["..."] if len(lines) > _ERROR_LINES else []
-        if wrongs.error.startswith("TypeError") and "unexpected keyword argument" in wrongs.error:
-            cut.append("One that knows neither pages nor optional outputs is judged with --plain.")
+        if any(
+            f"unexpected keyword argument '{name}'" in wrongs.error
+            for name in ("page_size", *OPTIONAL_OUTPUTS)
+        ):
+            cut.append("To leave out pages and optional outputs: --plain, or Backend(plain=True).")
         parts.append(_indented("the launch raised " + "\n".join(lines[:_ERROR_LINES] + cut), 2))
     if wrongs.changed_inputs:
         parts.append(_indented(f"the launch wrote to its inputs: {', '.join(wrongs.changed_inputs)}", 2))

@@ -11,12 +11,13 @@ import numpy as np
 from ..arrays import as_numpy
 from ..constants import PADDING_ROW
 from ..schema import OPTIONAL_OUTPUTS, PLAN
-from ..validation import fail
+from ..validation import check_capacities, fail, python_int
 from .case import Case, PlanInputs
 
 _INPUTS = {field.name for field in dataclasses.fields(PlanInputs)}
 _NEEDED = {field.name for field in dataclasses.fields(PlanInputs) if field.default is dataclasses.MISSING}
 _OTHERS = {"write_req_capacity", "padding_row", "implementation", *OPTIONAL_OUTPUTS}
+_CAPACITIES = ("verify_capacity", "write_req_capacity")
 _PLANS = {"out", "verify_plan_out", "write_plan_out"}
 
 
@@ -26,7 +27,8 @@ def case_of_step(name: str, **keywords: Any) -> Case:
     Args:
         name: what reports call the case.
         **keywords: those of the call. Arrays are copied to the host, int32 becomes int64 where the contract
-            has int64. Of plans that the call fills, only the capacities count; optional outputs are left out.
+            has int64; gaps between their elements are lost. Of plans that the call fills, only the capacities
+            count; optional outputs are left out.
             A case's padding row is 0: for another `padding_row` its rows are counted from 1, in tables with
             an empty row in front.
 
@@ -38,8 +40,13 @@ def case_of_step(name: str, **keywords: Any) -> Case:
     given = _capacities(keywords) | {name: value for name, value in keywords.items() if value is not None}
     if missing := sorted((_NEEDED | {"write_req_capacity"}) - given.keys()):
         fail(f"a case needs {', '.join(missing)}")
+    for capacity in _CAPACITIES:
+        given[capacity] = python_int(capacity, given[capacity])
+    check_capacities(given)
+    padding_row = keywords.get("padding_row", PADDING_ROW)
     inputs = PlanInputs(**{name: value for name, value in given.items() if name in _INPUTS} | _arrays(given))
-    inputs = _with_padding_row(inputs, keywords.get("padding_row", PADDING_ROW))
+    if padding_row is None or python_int("padding_row", padding_row) != PADDING_ROW:
+        inputs = _with_padding_row(inputs, padding_row)
     case = Case.poisoned(name, inputs, write_req_capacity=given["write_req_capacity"])
     case.expected()
     return case
@@ -47,14 +54,21 @@ def case_of_step(name: str, **keywords: Any) -> Case:
 
 def _capacities(keywords: Mapping[str, Any]) -> dict[str, int]:
     """Those of the plans that the call fills, if it does."""
-    plans = keywords.get("out") or (keywords.get("verify_plan_out"), keywords.get("write_plan_out"))
-    columns = zip(plans, ("verify_slot_indices", "write_seed_slot_indices"), strict=True)
-    names = ("verify_capacity", "write_req_capacity")
-    return {
-        name: len(getattr(plan, column))
-        for name, (plan, column) in zip(names, columns, strict=True)
-        if plan is not None
-    }
+    out = keywords.get("out")
+    if out is not None and not (isinstance(out, tuple | list) and len(out) == 2):
+        fail(f"out must be a pair of plans, got {type(out).__name__}")
+    plans = out or (keywords.get("verify_plan_out"), keywords.get("write_plan_out"))
+    found = {}
+    for plan, name, column in zip(
+        plans, _CAPACITIES, ("verify_slot_indices", "write_seed_slot_indices"), strict=True
+    ):
+        if plan is not None:
+            if not hasattr(plan, column):
+                fail(f"{type(plan).__name__} has no {column}")
+            found[name] = len(getattr(plan, column))
+            if keywords.get(name) not in (None, found[name]):
+                fail(f"{name}={keywords[name]} does not match the plan's {found[name]}")
+    return found
 
 
 def _arrays(given: Mapping[str, Any]) -> dict[str, np.ndarray]:
@@ -69,8 +83,6 @@ def _arrays(given: Mapping[str, Any]) -> dict[str, np.ndarray]:
 
 def _with_padding_row(inputs: PlanInputs, padding_row: int | None) -> PlanInputs:
     """The same batch, padded with row 0."""
-    if padding_row == PADDING_ROW:
-        return inputs
     rows = inputs.req_pool_indices
     shifted = np.where((rows >= 0) & (rows < np.iinfo(np.int64).max), rows + 1, rows)
     if padding_row is not None:
@@ -84,4 +96,5 @@ def _with_padding_row(inputs: PlanInputs, padding_row: int | None) -> PlanInputs
 
 
 def _with_row_in_front(table: Any) -> Any:
-    return None if table is None else np.pad(table, ((1, 0), (0, 0)))
+    has_rows = isinstance(table, np.ndarray) and table.ndim == 2  # the rules refuse another one
+    return np.pad(table, ((1, 0), (0, 0))) if has_rows else table

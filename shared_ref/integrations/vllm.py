@@ -30,8 +30,8 @@ def plan_keywords(
         ValueError: the shapes do not belong together, or the window leaves no cached token to read.
     """
     starts, seq_lens = metadata.query_start_loc, metadata.seq_lens
-    _check_ndim("query_start_loc", starts, 1)
-    _check_ndim("seq_lens", seq_lens, 1)
+    check_ndim("query_start_loc", starts, 1)
+    check_ndim("seq_lens", seq_lens, 1)
     bs = seq_lens.shape[0]
     if starts.shape[0] != bs + 1:
         fail(
@@ -58,7 +58,8 @@ def plan_keywords(
     return keywords
 
 
-def _check_ndim(name: str, array: Any, ndim: int) -> None:
+def check_ndim(name: str, array: Any, ndim: int) -> None:
+    """ValueError for what is no array of so many dimensions."""
     shape = getattr(array, "shape", None)
     if shape is None:
         fail(f"{name} must be an array, got {type(array).__name__}")
@@ -70,12 +71,12 @@ def _block_table(metadata: Any, bs: int) -> Any:
     """The table as `[bs, blocks]` at least; tpu-inference passes the rows one behind the other."""
     if hasattr(metadata, "block_table_tensor"):
         table = metadata.block_table_tensor
-        _check_ndim("block_table_tensor", table, 2)
+        check_ndim("block_table_tensor", table, 2)
         if table.shape[0] < bs:
             fail(f"block_table_tensor must have a row for each of the {bs} requests, got {table.shape[0]}")
         return table
     flat = metadata.block_tables
-    _check_ndim("block_tables", flat, 1)
+    check_ndim("block_tables", flat, 1)
     blocks = flat.shape[0] // max(bs, 1)
     if blocks * bs != flat.shape[0]:
         fail(

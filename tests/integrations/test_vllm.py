@@ -168,6 +168,14 @@ def test_torch_plans_a_batch_as_vllm_describes_it(tensor: Any) -> None:
     assert_planned(verify, write)
 
 
+def test_torch_refuses_lengths_that_are_no_array(tensor: Any) -> None:
+    from kvcanary_torch.integrations.vllm import from_vllm
+
+    given = SimpleNamespace(**vars(metadata(tensor)) | {"seq_lens": [6, 3, 0]})
+    with pytest.raises(ValueError, match=r"^kv-canary: seq_lens must be an array, got list$"):
+        from_vllm(given, block_size=BLOCK_SIZE)
+
+
 def test_torch_copies_neither_the_block_table_nor_the_rows(tensor: Any) -> None:
     from kvcanary_torch.integrations.vllm import from_vllm
 

@@ -13,7 +13,7 @@ import pytest
 from jax_support import WINDOW, assert_plans, jax, jax_inputs, on_device, small_case
 
 import kvcanary_jax
-from shared_ref import VerifyPlan, WritePlan
+from shared_ref import Faults, VerifyPlan, WritePlan
 from shared_ref.conformance.case import Case, Plans
 
 # pytest matches an error's notes too, and JAX adds one to what is raised while tracing: hence `(?m:$)`.
@@ -288,6 +288,13 @@ def test_a_dtype_that_jax_has_not_is_reported_in_its_turn(dtype: str) -> None:
     }
     verify, _ = kvcanary_jax.plan(**inputs | ignored)
     assert verify.verify_expected_tokens.tolist() == [-1] * 8
+
+
+@pytest.mark.parametrize("faults", [np.zeros((8, 2), np.int64), Faults.allocate()])
+def test_numpy_s_outputs_are_refused(faults: Any) -> None:
+    """They could not be filled."""
+    with pytest.raises(ValueError, match=r"^kv-canary: faults_out must be a jax.Array, got ndarray$"):
+        kvcanary_jax.plan(**small_case().inputs.keywords(), write_req_capacity=5, faults_out=faults)
 
 
 def test_a_copied_plan_stays_where_it_is() -> None:

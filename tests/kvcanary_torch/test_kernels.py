@@ -170,6 +170,10 @@ def test_configure_cuts_every_batch_as_the_kernels_demand(
         assert (sizes["swa_window_size"] > 0) == config.WINDOWED
 
 
+def test_the_interpreted_batches_are_padded_to_the_kernel_s_chunk() -> None:
+    assert kernels.CHUNK.value == CHUNK
+
+
 @sizes
 def test_configure_starts_no_program_that_can_have_no_entry(sizes: dict[str, int]) -> None:
     window, width = sizes["swa_window_size"], sizes["max_seq_len"]

@@ -9,6 +9,7 @@ import subprocess
 import sys
 from collections.abc import Callable
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -30,6 +31,7 @@ from shared_ref.conformance.report import PACKAGES
 
 WRITE_REQ_CAPACITY = ReplayConfig().write_req_capacity
 SAVED = "kvcanary-replay-step-0-full.npz"
+LAUNCH = "launch_canary_plan_kernels"
 
 
 def wrong_seed(**arguments: Any) -> None:
@@ -193,13 +195,50 @@ def test_a_failure_whose_plans_no_file_can_hold_is_saved_without_them(
     call: Callable[..., Result], directory: Path
 ) -> None:
     def launch(**arguments: Any) -> Any:
-        verify, write = arguments["verify_plan_out"], arguments["write_plan_out"]
-        return dataclasses.replace(verify, enable=None), write
+        verify, write = vars(arguments["verify_plan_out"]), vars(arguments["write_plan_out"])
+        return SimpleNamespace(**verify | {"enable": None}), SimpleNamespace(**write)
 
     result = call("conform", "--steps", "1", others=(backend("wrong", launch),))
     assert result.exit_code == 1
     with np.load(directory / SAVED) as arrays:
         assert not [name for name in arrays if name.startswith("after.")]
+
+
+def test_any_object_with_the_fields_is_saved_as_plans(call: Callable[..., Result], directory: Path) -> None:
+    def launch(**arguments: Any) -> Any:
+        verify, write = vars(arguments["verify_plan_out"]), vars(arguments["write_plan_out"])
+        return SimpleNamespace(**verify), SimpleNamespace(**write)
+
+    assert call("conform", "--steps", "1", others=(backend("wrong", launch),)).exit_code == 1
+    with np.load(directory / SAVED) as arrays:
+        assert np.array_equal(arrays["after.enable"], arrays["before.enable"])
+
+
+def test_a_plain_backend_that_got_no_case_is_not_called_identical(
+    call: Callable[..., Result], directory: Path
+) -> None:
+    inputs = PlanInputs(
+        req_pool_indices=np.array([1]),
+        prefix_lens=np.array([3]),
+        extend_seq_lens=np.array([1]),
+        req_to_token=np.array([[0, 0], [4, 5]], np.int32),
+        verify_capacity=4,
+        page_size=2,
+    )
+    Case.poisoned("paged", inputs, write_req_capacity=1).save(directory / "paged.npz")
+    plain = backend("plain", plain=True)
+    result = call("conform", "--case", "paged.npz", others=(plain,))
+    assert result.exit_code == 0
+    assert re.search(r"^plain +plain 1.0 .* not judged ", result.stdout, re.MULTILINE)
+    assert "Result: 1 identical, 1 not judged" in result.stdout
+    result = call("conform", "--case", "paged.npz", "--require", "plain", others=(plain,))
+    assert result.exit_code == 2
+    assert "not judged, for every case has pages or optional outputs: plain" in result.stderr
+
+    paged = next(v.name for v in read_vectors().vectors if v.launcher == LAUNCH and not v.is_plain)
+    result = call("vectors", "check", "--only", paged, "--backend", "plain", others=(plain,))
+    assert result.exit_code == 2
+    assert "not judged" in result.stdout
 
 
 def test_a_backend_that_raises(call: Callable[..., Result], directory: Path) -> None:

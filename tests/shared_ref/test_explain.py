@@ -364,7 +364,7 @@ def test_the_command_compares_plans(call: Callable[..., Any]) -> None:
 
 
 def test_the_command_shows_what_a_failure_is_saved_with(call: Callable[..., Any]) -> None:
-    small_case().save("failed.npz", wrong_plans(small_case()))
+    small_case().save("failed.npz", wrong_plans(small_case()).buffers())
     result = call("failed.npz")
     assert result.exit_code == 0
     assert result.output == explain(small_case(), other=wrong_plans(small_case()))
@@ -413,7 +413,10 @@ BAD_CALLS = {
     "an unknown picture": (("case.npz", "--plot", "picture.xyz"), "xyz.*is not supported|supported formats"),
     "a picture that is a directory": (("case.npz", "--plot", "."), ".: is a directory"),
     "a picture without a name": (("case.npz", "--plot", ""), "is a directory"),
-    "plans that are none": (("halves.npz",), "halves.npz: not a case .*lacks after.verify_s"),
+    "plans that are none": (
+        ("halves.npz",),
+        "halves.npz: what an implementation made .*lacks after.verify_s",
+    ),
     "a picture nowhere": (
         ("case.npz", "--plot", "no/where.png"),
         "where.png: cannot be written: No such file",

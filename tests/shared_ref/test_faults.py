@@ -143,6 +143,13 @@ def test_inputs_may_be_any_framework_s(framework: str) -> None:
     assert decode_faults(faults, arrays_of(framework, narrow)) == lines
 
 
+def test_inputs_of_the_entries_launcher_will_do() -> None:
+    faults, given = counted()
+    del given["extend_seq_lens"]
+    assert "request 0, position 1: slot -1 is negative; 1 in all" in decode_faults(faults, given)
+    assert decode_faults(faults, given | {"extend_seq_lens": None}) == decode_faults(faults, given)
+
+
 def test_a_buffer_in_a_jax_ref_is_read() -> None:
     jax = pytest.importorskip("jax", reason="JAX is not installed")
     import kvcanary_jax

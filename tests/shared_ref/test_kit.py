@@ -208,7 +208,7 @@ def test_a_third_party_s_backend_is_listed_and_judged(tmp_path: Path) -> None:
     as_a_function = kvcanary("vectors", "check", "--impl", "my_backend:launch")
     assert as_a_function.returncode == 1
     assert "unexpected keyword argument 'page_size'" in as_a_function.stdout
-    assert "knows neither pages nor optional outputs is judged with --plain" in as_a_function.stdout
+    assert "To leave out pages and optional outputs: --plain, or Backend(plain=True)." in as_a_function.stdout
 
     done = kvcanary("conform", "--steps", "3", "--backend", name, "--impl", "my_backend:launch")
     assert (done.returncode, done.stderr) == (0, "")

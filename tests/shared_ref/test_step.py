@@ -94,6 +94,22 @@ def test_any_framework_s_arrays_will_do(framework: str) -> None:
         ({"prefix_lens": np.zeros(4)}, "prefix_lens must have dtype int64, got float64"),
         ({"prefix_lens": np.zeros(3, np.int32)}, "prefix_lens length must be 4, got 3"),
         ({"write_req_capacity": 3}, "bs=4 exceeds write_req_capacity=3"),
+        ({"write_req_capacity": 4.5}, "write_req_capacity must be an int, got float"),
+        ({"write_req_capacity": -1}, "write_req_capacity must be non-negative, got -1"),
+        ({"verify_capacity": -1}, "verify_capacity must be non-negative, got -1"),
+        ({"padding_row": 1.5}, "padding_row must be an int, got float"),
+        ({"padding_row": False}, "padding_row must be an int, got bool"),
+        ({"out": (1, 2, 3)}, "out must be a pair of plans, got tuple"),
+        ({"out": 7}, "out must be a pair of plans, got int"),
+        ({"out": (1, 2)}, "int has no verify_slot_indices"),
+        (
+            {"out": (VerifyPlan.allocate(verify_capacity=7), WritePlan.allocate(write_req_capacity=4))},
+            "verify_capacity=12 does not match the plan's 7",
+        ),
+        (
+            {"padding_row": None, "req_to_token": np.zeros(4, np.int32)},
+            r"req_to_token must be 2-D, got shape \(4,\)",
+        ),
     ],
 )
 def test_what_is_no_call_is_refused(changes: dict[str, Any], message: str) -> None:

@@ -27,11 +27,20 @@ def test_no_batch_that_fits_has_more_units(bs: int, capacity: int, window: int, 
     assert most <= bound <= min(most + bs, bs * -(-longest // unit))
 
 
-@pytest.mark.parametrize("large_batch", [False, True])
-@pytest.mark.parametrize("window", [-(2**31), 0, 1, 128, 129, 256, 257, 2**31 - 1])
-@pytest.mark.parametrize("capacity", [0, 2**17, 2**17 + 1, 2**31 - 1])
-def test_a_unit_is_no_longer_than_half_again_a_window(large_batch: bool, window: int, capacity: int) -> None:
-    unit = positions_of_a_unit(large_batch, window, capacity)
-    assert unit in (128, 256, 512)
-    if not large_batch and 0 < window <= 256:
-        assert window <= unit <= max(128, 2 * window)
+@pytest.mark.parametrize(
+    ("window", "capacity", "unit"),
+    [
+        (1, 2**31 - 1, 128),
+        (128, 0, 128),
+        (129, 2**31 - 1, 256),
+        (256, 0, 256),
+        (257, 2**17, 256),
+        (257, 2**17 + 1, 512),
+        (0, 2**17, 256),
+        (0, 2**17 + 1, 512),
+        (-(2**31), 2**17 + 1, 512),
+    ],
+)
+def test_units_are_small_where_windows_or_plans_are(window: int, capacity: int, unit: int) -> None:
+    assert positions_of_a_unit(False, window, capacity) == unit
+    assert positions_of_a_unit(True, window, capacity) == 256
