@@ -229,7 +229,6 @@ def test_a_plain_backend_that_got_no_case_is_not_called_identical(
     plain = backend("plain", plain=True)
     result = call("conform", "--case", "paged.npz", others=(plain,))
     assert result.exit_code == 0
-    assert re.search(r"^plain +plain 1.0 .* not judged ", result.stdout, re.MULTILINE)
     assert "Result: 1 identical, 1 not judged" in result.stdout
     result = call("conform", "--case", "paged.npz", "--require", "plain", others=(plain,))
     assert result.exit_code == 2
