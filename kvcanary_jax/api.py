@@ -37,6 +37,12 @@ def _describe(array: Any) -> ArrayInfo:
     return ArrayInfo(array.shape, array.dtype, None, _device(array))
 
 
+def _describe_either(array: Any) -> ArrayInfo:
+    return (
+        ArrayInfo(array.shape, array.dtype, None, None) if isinstance(array, np.ndarray) else _describe(array)
+    )
+
+
 def _key(arrays: list) -> tuple:
     return tuple([None if array is None else _describe(array) for array in arrays])
 
@@ -44,8 +50,6 @@ def _key(arrays: list) -> tuple:
 def _device(array: Any) -> jax.Device | None:
     """Where an array sits; None while tracing, or if it is spread over several devices."""
     if isinstance(array, jax.core.Tracer):
-        return None
-    if isinstance(array, np.ndarray):
         return None
     devices = array.sharding.device_set
     return next(iter(devices)) if len(devices) == 1 else None
@@ -82,7 +86,10 @@ def _truncation_hint(expected: str, got: str) -> str:
 
 
 JAX = Framework("jax.Array", (jax.Array, jax.Ref), _describe, _key, _truncation_hint)
-_JAX_OR_NUMPY = dataclasses.replace(JAX, array_type=(jax.Array, jax.Ref, np.ndarray))
+_JAX_OR_NUMPY = dataclasses.replace(
+    JAX, array_type=(jax.Array, jax.Ref, np.ndarray), describe=_describe_either
+)
+"""For inputs of a dtype that JAX has not: the call is refused, in the order of the rules."""
 
 _KIND = {LAUNCH_PLAN: "plan", LAUNCH_OFFSETS: "offsets", LAUNCH_ENTRIES: "entries"}
 
@@ -191,10 +198,15 @@ def _returned(outputs: dict[str, jax.Array], faults_out: Any) -> tuple[Any, ...]
         VerifyPlan(**{f.name: outputs[f.argument] for f in VerifyPlan.fields()}),
         WritePlan(**{f.name: outputs[f.argument] for f in WritePlan.fields()}),
     )
-    extras: dict[str, Any] = {name: outputs[name] for name in OPTIONAL_OUTPUTS if name in outputs}
-    if faults_out is not None and faults_buffer(faults_out) is not faults_out:
-        extras["faults_out"] = Faults(buffer=extras["faults_out"])
+    extras = _as_given({name: outputs[name] for name in OPTIONAL_OUTPUTS if name in outputs}, faults_out)
     return *plans, *extras.values()
+
+
+def _as_given(outputs: dict[str, Any], faults_out: Any) -> dict[str, Any]:
+    """The outputs, with a `Faults` where one was given."""
+    if faults_buffer(faults_out) is faults_out:
+        return outputs
+    return outputs | {"faults_out": Faults(buffer=outputs["faults_out"])}
 
 
 def launch_plan_offsets_kernel(
@@ -287,14 +299,11 @@ def _staged(
     launcher: Launcher, implementation: str | Sequence[str] | None, arguments: dict[str, Any]
 ) -> tuple[jax.Array, ...] | None:
     faults_out = arguments["faults_out"]
-    outputs: dict[str, Any] | None = _launch(
-        launcher, implementation, arguments | {"faults_out": faults_buffer(faults_out)}
-    )
+    outputs = _launch(launcher, implementation, arguments | {"faults_out": faults_buffer(faults_out)})
     if outputs is None:
         return None
-    if faults_out is not None and faults_buffer(faults_out) is not faults_out:
-        outputs["faults_out"] = Faults(buffer=outputs["faults_out"])
-    return tuple(outputs[t.name] for t in launcher.tensors if t.name in outputs)
+    given = _as_given(outputs, faults_out)
+    return tuple(given[t.name] for t in launcher.tensors if t.name in given)
 
 
 def plan(
@@ -337,12 +346,12 @@ def plan(
     arguments: dict[str, Any] = locals() | {"faults_out": faults_buffer(faults_out)}
     with _arithmetic():
         beside = next(filter(None, (_sharding(arguments[name]) for name in PLAN_INPUTS)), None)
+        present = used(PLAN, arguments)
         for name in PLAN_INPUTS:
             if isinstance(arguments[name], np.ndarray):
-                arguments[name] = _from_numpy(arguments[name], beside)
-        unknown = [name for name in PLAN_INPUTS if isinstance(arguments[name], np.ndarray)]
+                arguments[name] = _from_numpy(arguments[name], beside) if name in present else None
+        unknown = any(isinstance(arguments[name], np.ndarray) for name in PLAN_INPUTS)
         integers = check(PLAN, _JAX_OR_NUMPY if unknown else JAX, arguments)
-        present = used(PLAN, arguments)
         inputs = {name: arguments[name] if name in present else None for name in PLAN_INPUTS}
         extras = {name: arguments[name] for name in OPTIONAL_OUTPUTS if arguments[name] is not None}
         _refuse_refs(inputs | extras)

@@ -17,7 +17,14 @@ from shared_ref.schema import (
     VerifyPlanFields,
     WritePlanFields,
 )
-from shared_ref.validation import check, check_capacities, check_types, fail, faults_buffer, plan_arguments
+from shared_ref.validation import (
+    check,
+    check_capacities,
+    check_types,
+    faults_buffer,
+    pair_of_plans,
+    plan_arguments,
+)
 
 from .launch import TORCH, launch
 from .plans import VerifyPlan, WritePlan, zeros
@@ -254,10 +261,7 @@ def plan(
         "verify_total_out": verify_total_out,
         "faults_out": faults_buffer(faults_out),
     }
-    if out is None:
-        out = _fresh(arguments)
-    elif not isinstance(out, tuple | list) or len(out) != 2:
-        fail(f"out must be a pair of plans, got {type(out).__name__}")
+    out = _fresh(arguments) if out is None else pair_of_plans(out)
     arguments.update(plan_arguments(*out))
     launch(PLAN_INTO, arguments)
     return out

@@ -84,6 +84,13 @@ def plan_arguments(verify_plan: object, write_plan: object) -> dict[str, object]
     return arguments
 
 
+def pair_of_plans(out: object) -> Any:
+    """What `out=` of `plan` was given (section 7). ValueError for anything but a pair."""
+    if not isinstance(out, tuple | list) or len(out) != 2:
+        fail(f"out must be a pair of plans, got {type(out).__name__}")
+    return out
+
+
 def faults_buffer(faults_out: Any) -> Any:
     """The array of a `faults_out` argument, which may be a `Faults` of any framework."""
     buffer = getattr(faults_out, "buffer", None)
@@ -293,7 +300,7 @@ def _non_negative(call: _Call, *names: str) -> _Messages:
             yield _negative(name, n)
 
 
-_CAPACITIES = ("write_req_capacity", "verify_capacity")
+_CAPACITIES = (WritePlanFields.CAPACITY, VerifyPlanFields.CAPACITY)
 
 
 def _negative(name: str, n: float) -> str:

@@ -10,14 +10,14 @@ import numpy as np
 
 from ..arrays import as_numpy
 from ..constants import PADDING_ROW
-from ..schema import OPTIONAL_OUTPUTS, PLAN
-from ..validation import check_capacities, fail, python_int
+from ..schema import OPTIONAL_OUTPUTS, PLAN, Length, Plan, VerifyPlanFields, WritePlanFields
+from ..validation import check_capacities, fail, pair_of_plans, python_int
 from .case import Case, PlanInputs
 
 _INPUTS = {field.name for field in dataclasses.fields(PlanInputs)}
 _NEEDED = {field.name for field in dataclasses.fields(PlanInputs) if field.default is dataclasses.MISSING}
-_OTHERS = {"write_req_capacity", "padding_row", "implementation", *OPTIONAL_OUTPUTS}
-_CAPACITIES = ("verify_capacity", "write_req_capacity")
+_OTHERS = {WritePlanFields.CAPACITY, "padding_row", "implementation", *OPTIONAL_OUTPUTS}
+_KINDS: tuple[type[Plan], type[Plan]] = (VerifyPlanFields, WritePlanFields)
 _PLANS = {"out", "verify_plan_out", "write_plan_out"}
 
 
@@ -38,36 +38,34 @@ def case_of_step(name: str, **keywords: Any) -> Case:
     if unknown := sorted(keywords.keys() - _INPUTS - _OTHERS - _PLANS):
         fail(f"a case knows no {', '.join(unknown)}")
     given = _capacities(keywords) | {name: value for name, value in keywords.items() if value is not None}
-    if missing := sorted((_NEEDED | {"write_req_capacity"}) - given.keys()):
+    if missing := sorted((_NEEDED | {WritePlanFields.CAPACITY}) - given.keys()):
         fail(f"a case needs {', '.join(missing)}")
-    for capacity in _CAPACITIES:
-        given[capacity] = python_int(capacity, given[capacity])
+    for kind in _KINDS:
+        given[kind.CAPACITY] = python_int(kind.CAPACITY, given[kind.CAPACITY])
     check_capacities(given)
     padding_row = keywords.get("padding_row", PADDING_ROW)
     inputs = PlanInputs(**{name: value for name, value in given.items() if name in _INPUTS} | _arrays(given))
     if padding_row is None or python_int("padding_row", padding_row) != PADDING_ROW:
         inputs = _with_padding_row(inputs, padding_row)
-    case = Case.poisoned(name, inputs, write_req_capacity=given["write_req_capacity"])
+    case = Case.poisoned(name, inputs, write_req_capacity=given[WritePlanFields.CAPACITY])
     case.expected()
     return case
 
 
 def _capacities(keywords: Mapping[str, Any]) -> dict[str, int]:
     """Those of the plans that the call fills, if it does."""
-    out = keywords.get("out")
-    if out is not None and not (isinstance(out, tuple | list) and len(out) == 2):
-        fail(f"out must be a pair of plans, got {type(out).__name__}")
-    plans = out or (keywords.get("verify_plan_out"), keywords.get("write_plan_out"))
+    plans = keywords.get("verify_plan_out"), keywords.get("write_plan_out")
+    if keywords.get("out") is not None:
+        plans = pair_of_plans(keywords["out"])
     found = {}
-    for plan, name, column in zip(
-        plans, _CAPACITIES, ("verify_slot_indices", "write_seed_slot_indices"), strict=True
-    ):
+    for plan, kind in zip(plans, _KINDS, strict=True):
         if plan is not None:
+            column = next(field.name for field in kind.fields() if field.length is Length.CAPACITY)
             if not hasattr(plan, column):
                 fail(f"{type(plan).__name__} has no {column}")
-            found[name] = len(getattr(plan, column))
-            if keywords.get(name) not in (None, found[name]):
-                fail(f"{name}={keywords[name]} does not match the plan's {found[name]}")
+            found[kind.CAPACITY] = n = len(getattr(plan, column))
+            if keywords.get(kind.CAPACITY) not in (None, n):
+                fail(f"{kind.CAPACITY}={keywords[kind.CAPACITY]} does not match the plan's {n}")
     return found
 
 

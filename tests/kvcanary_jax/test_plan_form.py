@@ -10,7 +10,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from jax_support import WINDOW, assert_plans, jax, jax_inputs, on_device, small_case
+from jax_support import WINDOW, assert_plans, jax, jax_inputs, jax_plans, launch, on_device, small_case
 
 import kvcanary_jax
 from shared_ref import Faults, VerifyPlan, WritePlan
@@ -295,6 +295,18 @@ def test_numpy_s_outputs_are_refused(faults: Any) -> None:
     """They could not be filled."""
     with pytest.raises(ValueError, match=r"^kv-canary: faults_out must be a jax.Array, got ndarray$"):
         kvcanary_jax.plan(**small_case().inputs.keywords(), write_req_capacity=5, faults_out=faults)
+
+
+def test_numpy_s_arrays_are_not_taken_for_traced_ones() -> None:
+    """Calls that passed are remembered by what is known of their arrays; of traced ones that is little."""
+    case = small_case()
+    given = case.inputs.keywords()
+    static = {name: value for name, value in given.items() if not isinstance(value, np.ndarray)}
+    arrays = {name: on_device(value) for name, value in given.items() if name not in static}
+    jax.jit(lambda plans, arrays: launch(plans, arrays | static))(jax_plans(case.before), arrays)
+    text = r"^kv-canary: out_verify_slot_indices must be a jax.Array, got ndarray$"
+    with pytest.raises(ValueError, match=text):
+        launch(case.before, given)
 
 
 def test_a_copied_plan_stays_where_it_is() -> None:
