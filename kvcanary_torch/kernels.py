@@ -691,51 +691,29 @@ def _entries(
         )  # fmt: skip
 
 
-_INTEGERS = (
-    "bs",
-    "max_reqs",
-    "max_seq_len",
-    "req_to_token_stride0",
-    "lut_len",
-    "swa_window_size",
-    "verify_capacity",
-    "write_offsets_len",
-    "token_rows",
-    "token_columns",
-    "tokens_stride0",
-    "kv_token_id_vs_position_offset",
-)
-_POINTERS = (
-    "req_pool_indices",
-    "prefix_lens",
-    "extend_seq_lens",
-    "req_to_token",
-    "full_to_swa_index_mapping",
-    "req_to_verify_expected_tokens",
-    "req_to_verify_expected_tokens_valid_lens",
-    "out_verify_offsets_scratch",
-    "verify_enable",
-    "out_verify_slot_indices",
-    "out_verify_expected_tokens",
-    "out_verify_expected_positions",
-    "out_verify_prev_slot_indices",
-    "out_verify_num_valid",
-    "out_verify_enable",
-    "out_write_offsets",
-    "out_write_seed_slot_indices",
-    "out_write_num_valid_reqs",
-    "verify_total_out",
-    "faults_out",
-)
+@triton.jit
+def _mapping_of(slots, length):
+    mapping = None
+    if slots is not None:
+        mapping = _Mapping(slots, length)
+    return mapping
+
+
+@triton.jit
+def _tokens_of(cells, valid_lens, rows, columns, stride0, offset):
+    tokens = None
+    if cells is not None:
+        tokens = _Tokens(cells, valid_lens, rows, columns, stride0, offset)
+    return tokens
 
 
 def _jit(kernel):
-    """A kernel with one compilation per combination of its constexpr arguments."""
-    names = kernel.__code__.co_varnames[: kernel.__code__.co_argcount]
+    """A kernel with one compilation per combination of its constexpr arguments. Untyped ones are pointers."""
+    names, types = kernel.__code__.co_varnames[: kernel.__code__.co_argcount], kernel.__annotations__
     return triton.jit(
         kernel,
-        do_not_specialize=[name for name in names if name in _INTEGERS],
-        do_not_specialize_on_alignment=[name for name in names if name in _POINTERS],
+        do_not_specialize=[name for name in names if types.get(name) in ("tl.int32", "tl.int64")],
+        do_not_specialize_on_alignment=[name for name in names if name not in types],
     )
 
 
@@ -783,15 +761,11 @@ def plan_kernel(
     """The whole plan. Grid: `WRITERS` programs for the write rows, the others share the entries."""
     batch = _Batch(req_pool_indices, prefix_lens, bs, max_reqs, max_seq_len, swa_window_size)
     table = _Table(req_to_token, req_to_token_stride0)
-    mapping = None
-    if full_to_swa_index_mapping is not None:
-        mapping = _Mapping(full_to_swa_index_mapping, lut_len)
-    tokens = None
-    if req_to_verify_expected_tokens is not None:
-        tokens = _Tokens(
-            req_to_verify_expected_tokens, req_to_verify_expected_tokens_valid_lens, token_rows,
-            token_columns, tokens_stride0, kv_token_id_vs_position_offset,
-        )  # fmt: skip
+    mapping = _mapping_of(full_to_swa_index_mapping, lut_len)
+    tokens = _tokens_of(
+        req_to_verify_expected_tokens, req_to_verify_expected_tokens_valid_lens, token_rows, token_columns,
+        tokens_stride0, kv_token_id_vs_position_offset,
+    )  # fmt: skip
     columns = _Columns(
         out_verify_slot_indices, out_verify_expected_tokens, out_verify_expected_positions,
         out_verify_prev_slot_indices,
@@ -842,9 +816,7 @@ def offsets_kernel(
     """The staged launcher's first half. Grid: `WRITERS` programs."""
     batch = _Batch(req_pool_indices, prefix_lens, bs, max_reqs, max_seq_len, swa_window_size)
     table = _Table(req_to_token, req_to_token_stride0)
-    mapping = None
-    if full_to_swa_index_mapping is not None:
-        mapping = _Mapping(full_to_swa_index_mapping, lut_len)
+    mapping = _mapping_of(full_to_swa_index_mapping, lut_len)
     _write_rows(
         tl.program_id(0), batch, extend_seq_lens, table, mapping, out_write_offsets,
         out_write_seed_slot_indices, out_write_num_valid_reqs, out_verify_offsets_scratch,
@@ -889,15 +861,11 @@ def entries_kernel(
     """The staged launcher's second half. Grid: programs that share the entries."""
     batch = _Batch(req_pool_indices, prefix_lens, bs, max_reqs, max_seq_len, swa_window_size)
     table = _Table(req_to_token, req_to_token_stride0)
-    mapping = None
-    if full_to_swa_index_mapping is not None:
-        mapping = _Mapping(full_to_swa_index_mapping, lut_len)
-    tokens = None
-    if req_to_verify_expected_tokens is not None:
-        tokens = _Tokens(
-            req_to_verify_expected_tokens, req_to_verify_expected_tokens_valid_lens, token_rows,
-            token_columns, tokens_stride0, kv_token_id_vs_position_offset,
-        )  # fmt: skip
+    mapping = _mapping_of(full_to_swa_index_mapping, lut_len)
+    tokens = _tokens_of(
+        req_to_verify_expected_tokens, req_to_verify_expected_tokens_valid_lens, token_rows, token_columns,
+        tokens_stride0, kv_token_id_vs_position_offset,
+    )  # fmt: skip
     columns = _Columns(
         out_verify_slot_indices, out_verify_expected_tokens, out_verify_expected_positions,
         out_verify_prev_slot_indices,
