@@ -3,11 +3,9 @@
 from __future__ import annotations
 
 import importlib.util
-import os
-import subprocess
-import sys
 from pathlib import Path
 
+import fresh_python
 import pytest
 
 import shared_ref
@@ -78,17 +76,7 @@ assert verify.verify_slot_indices.tolist() == [10, 11]
 
 def run(code: str) -> str:
     """What `code` prints in a fresh interpreter that has this checkout's packages."""
-    path = os.pathsep.join(filter(None, [str(CHECKOUT), os.environ.get("PYTHONPATH")]))
-    done = subprocess.run(
-        [sys.executable, "-c", code],
-        capture_output=True,
-        text=True,
-        env=os.environ | {"PYTHONPATH": path},
-        cwd=CHECKOUT,
-        check=False,
-    )
-    assert done.returncode == 0, done.stderr
-    return done.stdout.rstrip("\n")
+    return fresh_python.run("-c", code).rstrip("\n")
 
 
 def loaded_by(code: str) -> set[str]:

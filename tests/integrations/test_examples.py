@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import pytest
-from integration_support import ROOT, STANDIN, run
+from fresh_python import ROOT, run
+from integration_support import STANDIN
 
 DROPIN = ROOT / "examples" / "sglang_dropin.py"
 

@@ -6,7 +6,8 @@ import re
 from pathlib import Path
 
 import pytest
-from integration_support import ROOT, STANDIN, run
+from fresh_python import ROOT, run
+from integration_support import STANDIN
 
 FRAMEWORK = {"sglang": "torch", "vllm": "torch", "sglang-jax": "jax", "tpu-inference": "jax"}
 

@@ -14,7 +14,8 @@ from types import ModuleType, SimpleNamespace
 from typing import Any
 
 import pytest
-from integration_support import STANDIN, run
+from fresh_python import run
+from integration_support import STANDIN
 
 torch = pytest.importorskip("torch")
 

@@ -4,14 +4,12 @@ from __future__ import annotations
 
 import contextlib
 import io
-import os
 import re
-import subprocess
-import sys
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
+import fresh_python
 import numpy as np
 import pytest
 from jax_support import WINDOW, assert_plans, buffers, jax, jax_inputs, launch, small_case
@@ -421,15 +419,7 @@ import numpy as np
 from kvcanary_jax.dlpack import from_dlpack, to_dlpack
 print(np.from_dlpack(to_dlpack(from_dlpack(np.array([2**40])))))
 """
-    path = os.pathsep.join(filter(None, [str(CHECKOUT), os.environ.get("PYTHONPATH")]))
-    done = subprocess.run(
-        [sys.executable, "-c", code],
-        capture_output=True,
-        text=True,
-        env=os.environ | {"PYTHONPATH": path},
-        check=True,
-    )
-    assert done.stdout == "[1099511627776]\n"
+    assert fresh_python.run("-c", code) == "[1099511627776]\n"
 
 
 # --- The page

@@ -18,12 +18,13 @@ import pytest
 pytest.importorskip("click")
 pytest.importorskip("rich")
 
+from cli_support import ABSENT, TWIN, backend
 from click.testing import CliRunner, Result
 
 from shared_ref import cli
 from shared_ref import launch_canary_plan_kernels_reference as reference
-from shared_ref.backends import NUMPY, Backend, backends
-from shared_ref.commands import common, doctor
+from shared_ref.backends import backends
+from shared_ref.commands import doctor
 from shared_ref.conformance.case import Case, PlanInputs
 from shared_ref.conformance.golden import read_vectors, shipped_vectors_path
 from shared_ref.conformance.replay import ReplayConfig
@@ -47,33 +48,6 @@ def raises(**arguments: Any) -> None:
 def writes_inputs(**arguments: Any) -> None:
     reference(**arguments)
     arguments["prefix_lens"][0] = 3
-
-
-def backend(name: str, launch: Callable[..., Any] = reference, **keywords: Any) -> Backend:
-    return Backend(name=name, launch=launch, version=lambda: f"{name} 1.0", **keywords)
-
-
-ABSENT = backend("absent", raises, unavailable=lambda: "no chip: pip install 'kvcanary[chip]'")
-TWIN = backend("twin", note="the reference again")
-
-
-@pytest.fixture(autouse=True)
-def directory(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """Cases are saved in the current directory."""
-    monkeypatch.chdir(tmp_path)
-    return tmp_path
-
-
-@pytest.fixture
-def call(monkeypatch: pytest.MonkeyPatch) -> Callable[..., Result]:
-    """Call `kvcanary` with a registry of the reference and these backends."""
-
-    def call(*arguments: str, others: tuple[Backend, ...] = (TWIN,), width: int = 100) -> Result:
-        monkeypatch.setattr(common, "backends", lambda: {b.name: b for b in (NUMPY, *others)})
-        monkeypatch.setenv("COLUMNS", str(width))
-        return CliRunner().invoke(cli.main, arguments)
-
-    return call
 
 
 def row(result: Result, name: str) -> list[str]:

@@ -18,17 +18,16 @@ import pytest
 pytest.importorskip("click")
 pytest.importorskip("rich")
 
-from click.testing import CliRunner, Result
+from cli_support import ABSENT, TWIN, backend
+from click.testing import Result
 
 sys.path.insert(0, str(Path(__file__).parents[1] / "meta"))
 
 from mutants import MUTANTS
 from patching import load
 
-from shared_ref import cli
 from shared_ref import launch_canary_plan_kernels_reference as reference
 from shared_ref.backends import NUMPY, Backend
-from shared_ref.commands import common
 from shared_ref.conformance.case import Case
 from shared_ref.conformance.fuzz import FuzzCases, fuzz
 from shared_ref.conformance.fuzz_cases import BLOCK, LAYOUTS, PLAIN_LAYOUTS
@@ -257,12 +256,7 @@ def test_shrinking_is_bounded(bound: dict[str, Any]) -> None:
 # A run.
 
 
-def backend(name: str, launch: Callable[..., Any] = reference, **keywords: Any) -> Backend:
-    return Backend(name=name, launch=launch, version=lambda: f"{name} 1.0", **keywords)
-
-
 WRONG = backend("wrong", changed(prefix_lens=narrowed))
-TWIN = backend("twin")
 
 
 def test_a_run_ends_with_its_cases() -> None:
@@ -310,28 +304,6 @@ def test_it_needs_numpy_alone() -> None:
 
 
 # The command.
-
-
-@pytest.fixture(autouse=True)
-def directory(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """Cases are saved in the current directory."""
-    monkeypatch.chdir(tmp_path)
-    return tmp_path
-
-
-@pytest.fixture
-def call(monkeypatch: pytest.MonkeyPatch) -> Callable[..., Result]:
-    """Call `kvcanary` with a registry of the reference and these backends."""
-
-    def call(*arguments: str, others: tuple[Backend, ...] = (TWIN,)) -> Result:
-        monkeypatch.setattr(common, "backends", lambda: {b.name: b for b in (NUMPY, *others)})
-        monkeypatch.setenv("COLUMNS", "100")
-        return CliRunner().invoke(cli.main, arguments)
-
-    return call
-
-
-ABSENT = backend("absent", unavailable=lambda: "no chip: pip install 'kvcanary[chip]'")
 
 
 def test_identical_backends(call: Callable[..., Result], directory: Path) -> None:
