@@ -34,6 +34,7 @@ PAIRS = 40
 OTHERWISE = {
     "_devices": "numpy arrays have one device; the torch table breaks it, see below",
     "check_capacities": "of torch.compile: tests/kvcanary_torch/test_cpu.py breaks it",
+    "pair_of_plans": "of torch's plan, not of a launcher: tests/test_plan_forms.py breaks it",
     "check_capacity:": "of allocate, not of a launcher: tests/test_validation.py breaks it",
 }
 """Where a rule is broken with another framework, by the function that has it or that it yields from."""
